@@ -58,10 +58,19 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "packing": Area(
-        ("core/slime/train/forward.py", "core/slime/train/output_layer.py", "core/slime/rollout/train_batch.py"),
+        (
+            "core/slime/train/forward.py",
+            "core/slime/train/output_layer.py",
+            "core/slime/train/micro_batches.py",
+            "core/slime/train/shared_prompts.py",
+            "core/slime/rollout/train_batch.py",
+        ),
         (
             (
-                "tests/data",
+                "tests/rollout/test_train_batch.py",
+                "tests/rollout/test_loss_weights.py",
+                "tests/train/test_batch_plan.py",
+                "tests/train/test_shared_prompts.py",
                 "tests/train/test_packing.py",
                 "tests/train/test_splitting.py",
                 "tests/train/test_logprob.py",

@@ -25,7 +25,7 @@ from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec, Reward, Rewa
 from slime.plugin.columns import BUILT_IN, check_columns
 from slime.registry.contracts import Snapshot, check_cut_short, check_generated
 from slime.rollout.rewards import Scorer
-from slime.rollout.train_batch import TrainBatch
+from slime.rollout.train_batch import Ragged, TrainBatch
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 from slime.testing import assert_estimator_contract, assert_reward_contract
 from slime.testing.samples import make_sample
@@ -240,7 +240,9 @@ class ByCredit:
 def credited() -> TrainBatch:
     batch = make_batch(samples=4, rollout_log_probs=True)
     rng = np.random.default_rng(3)
-    return replace(batch, columns={"credit": [rng.normal(size=n).astype(np.float32) for n in batch.response_lengths]})
+    return replace(
+        batch, columns={"credit": Ragged.of([rng.normal(size=n) for n in batch.response_lengths], np.float32)}
+    )
 
 
 def test_the_estimator_gets_columns_in_any_order_of_the_samples() -> None:

@@ -16,7 +16,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 from slime.observe.logged_tokens import LoggedTokens
 from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec, TokenBatch
 from slime.plugin.columns import BUILT_IN
-from slime.rollout.train_batch import TrainBatch
+from slime.rollout.train_batch import Ragged, TrainBatch
 
 __all__ = ["model_folder", "one_thread"]
 pytestmark = pytest.mark.engine
@@ -149,7 +149,7 @@ BUDGET = 0.003
 def credited() -> list[TrainBatch]:
     rng = np.random.default_rng(5)
     return [
-        replace(one, columns={"credit": [rng.normal(size=n).astype(np.float32) for n in one.response_lengths]})
+        replace(one, columns={"credit": Ragged.of([rng.normal(size=n) for n in one.response_lengths], np.float32)})
         for one in batches()
     ]
 

@@ -141,7 +141,7 @@ def slime_loss(
         return torch.cat(case.parts(matrix))
 
     columns = LossColumns(
-        weights=torch.cat([torch.from_numpy(part) for part in weights]).double(),
+        weights=torch.from_numpy(weights.flat).double(),
         mask=flat(case.mask),
         advantages=flat(case.advantages if advantages is None else advantages),
         old_log_probs=flat(case.old),

@@ -151,5 +151,6 @@ def test_ppo(seed: int, gamma: float, lambd: float, kl_coef: float) -> None:
     assert answer.returns is not None
     close(case.padded([part.double() for part in answer.returns]), returns * case.mask)
     close(case.padded([part.double() for part in answer.advantages]), (returns - case.values) * case.mask)
-    whitened = whiten(answer.advantages, case.parts(case.mask))
-    close(case.padded([part.double() for part in whitened]), white * case.mask)
+    whitened = whiten(torch.cat(answer.advantages), torch.cat(case.parts(case.mask)))
+    parts = whitened.double().split([len(part) for part in answer.advantages])
+    close(case.padded(list(parts)), white * case.mask)

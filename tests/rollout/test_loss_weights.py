@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.rollout.train_batch import TrainBatch, loss_weights
+from slime.rollout.train_batch import Ragged, TrainBatch, loss_weights
 
 Row = tuple[int, int, list[int]]  # step, rollout, mask
 
@@ -16,9 +16,8 @@ def batch_of(rows: list[Row]) -> TrainBatch:
     masks = [np.asarray(mask, dtype=np.float32) for _, _, mask in rows]
     return TrainBatch(
         rollout=0,
-        tokens=[np.zeros(len(mask) + 1, dtype=np.int32) for mask in masks],
-        response_lengths=np.asarray([len(mask) for mask in masks], dtype=np.int64),
-        loss_masks=masks,
+        tokens=Ragged.of([np.zeros(len(mask) + 1, dtype=np.int32) for mask in masks], np.int32),
+        loss_masks=Ragged.of(masks, np.float32),
         rewards=np.zeros(len(rows), dtype=np.float32),
         group_ids=np.zeros(len(rows), dtype=np.int64),
         rollout_ids=np.asarray([rollout for _, rollout, _ in rows], dtype=np.int64),

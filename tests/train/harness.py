@@ -11,8 +11,9 @@ import numpy as np
 from slime.config import RunConfig
 from slime.config.run_config import SECTIONS
 from slime.plugin import Advantages, EstimatorBatch
-from slime.rollout.train_batch import Siblings, TrainBatch
+from slime.rollout.train_batch import Ragged, TrainBatch
 from slime.testing.ranks import RankLauncher, run_ranks
+from slime.train.shared_prompts import PrefixGroup
 
 __all__ = ["Centred", "RankLauncher", "alone", "make_batch", "make_config", "run_ranks"]
 
@@ -73,22 +74,23 @@ def make_batch(
         tokens = [np.concatenate([first, whole[-n:]]) for first, whole, n in zip(firsts, tokens, lengths, strict=True)]
     return TrainBatch(
         rollout=0,
-        tokens=tokens,
-        response_lengths=lengths.astype(np.int64),
-        loss_masks=masks,
+        tokens=Ragged.of(tokens, np.int32),
+        loss_masks=Ragged.of(masks, np.float32),
         rewards=rng.random(samples).astype(np.float32),
         group_ids=np.arange(samples, dtype=np.int64) // group,
         # two samples of one rollout share its weight
         rollout_ids=np.maximum(np.arange(samples, dtype=np.int64), 1),
         step_ids=np.arange(samples, dtype=np.int64) * steps // samples,
         sample_ids=100 + np.arange(samples, dtype=np.int64),
-        rollout_log_probs=[-rng.random(n).astype(np.float32) for n in lengths] if rollout_log_probs else None,
+        rollout_log_probs=(
+            Ragged.of([-rng.random(n).astype(np.float32) for n in lengths], np.float32) if rollout_log_probs else None
+        ),
     )
 
 
-def alone(samples: Iterable[int]) -> list[Siblings]:
+def alone(samples: Iterable[int]) -> list[PrefixGroup]:
     """Samples that share no tokens with others."""
-    return [Siblings((i,)) for i in samples]
+    return [PrefixGroup((i,)) for i in samples]
 
 
 class Centred:

@@ -50,10 +50,11 @@ def test_advantages_are_returned_per_token() -> None:
 def test_the_estimator_gets_kl_if_there_is_a_reference() -> None:
     batch = make_batch(samples=4)
     seen: list[EstimatorBatch] = []
-    kl = [torch.full((int(n),), 0.5) for n in batch.response_lengths]
+    kl = torch.full((len(batch.loss_masks.flat),), 0.5)
     estimate(Answer(lambda b: seen.append(b) or Advantages(good(b))), batch, kl)
     assert seen[0].kl is not None
-    assert all(torch.equal(a, b) for a, b in zip(seen[0].kl, kl, strict=True))
+    assert [len(part) for part in seen[0].kl] == batch.response_lengths.tolist()
+    assert torch.equal(torch.cat(list(seen[0].kl)), kl)
 
 
 def test_the_estimator_gets_parts_of_rewards_and_metadata_of_each_sample() -> None:
@@ -212,8 +213,8 @@ def test_the_metrics_of_advantages_are_those_of_the_trained_tokens() -> None:
     batch = make_batch(samples=2, masked=False, response=(3, 3))
     batch.loss_masks[0][1] = 0
     batch.loss_masks[1][:] = [0, 1, 0]
-    values = [torch.tensor([1.0, 9.0, -2.0]), torch.tensor([9.0, 0.0, 9.0])]
-    assert advantage_metrics(values, batch) == pytest.approx(
+    values = torch.tensor([1.0, 9.0, -2.0, 9.0, 0.0, 9.0])
+    assert advantage_metrics(values, torch.tensor(batch.loss_masks.flat)) == pytest.approx(
         {
             "advantage_mean": -1 / 3,
             "advantage_std": (14 / 9) ** 0.5,
@@ -224,4 +225,4 @@ def test_the_metrics_of_advantages_are_those_of_the_trained_tokens() -> None:
     )
     for mask in batch.loss_masks:
         mask[:] = 0
-    assert advantage_metrics(values, batch) == {}
+    assert advantage_metrics(values, torch.tensor(batch.loss_masks.flat)) == {}

@@ -47,15 +47,14 @@ def given_columns(seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(size, generator=generator) * 0.3, torch.randn(size, generator=generator)
 
 
-def columns_from(batch: TrainBatch, values: list[torch.Tensor], masked: float = 0.0) -> Any:
+def columns_from(batch: TrainBatch, values: torch.Tensor, masked: float = 0.0) -> Any:
     """What the critic is trained on; `masked` is put where the mask is 0."""
-    from slime.train.critic import ValueColumns
-    from slime.train.forward import flat_column
+    from slime.train.loss import LossColumns
 
-    flat = [flat_column(part, torch.device("cpu")) for part in (loss_weights(batch, per_token=False), batch.loss_masks)]
-    old, returns = (torch.cat(values) + difference for difference in given_columns())
+    flat = [torch.tensor(part.flat) for part in (loss_weights(batch, per_token=False), batch.loss_masks)]
+    old, returns = (values + difference for difference in given_columns())
     old, returns = (torch.where(flat[1] > 0, part, masked) for part in (old, returns))
-    return ValueColumns(*flat, old, returns)
+    return LossColumns(*flat, values=old, returns=returns)
 
 
 def values_and_gradients(launcher: RankLauncher, config: Any, head: torch.Tensor, masked: float = 0.0) -> Any:
@@ -67,7 +66,7 @@ def values_and_gradients(launcher: RankLauncher, config: Any, head: torch.Tensor
     for chunk in rank.critic.model.chunks:
         for parameter in chunk.parameters():
             parameter.data.copy_(parameter.main_grad)
-    answer = [part.numpy() for part in values], metrics, backbone(rank), head_of(rank)
+    answer = BATCH.loss_masks.like(values.numpy()), metrics, backbone(rank), head_of(rank)
     rank.close()
     return answer
 
@@ -127,7 +126,7 @@ def test_masked_tokens_do_not_change_the_gradient(model_folder: Folders) -> None
 def untied(launcher: RankLauncher, config: Any, head: torch.Tensor) -> Any:
     rank = start(launcher, config, head)
     sizes = {name: tuple(p.shape) for chunk in rank.critic.model.chunks for name, p in chunk.named_parameters()}
-    answer = [part.numpy() for part in rank.critic.values(BATCH)], sizes
+    answer = BATCH.loss_masks.like(rank.critic.values(BATCH).numpy()), sizes
     rank.close()
     return answer
 

@@ -15,7 +15,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 
 from slime.errors import SlimeError
 from slime.plugin import Advantages, EstimatorBatch
-from slime.rollout.train_batch import TrainBatch
+from slime.rollout.train_batch import Ragged, TrainBatch
 
 pytestmark = pytest.mark.engine
 
@@ -27,7 +27,7 @@ def without_mask(batch: TrainBatch, samples: slice) -> TrainBatch:
     masks = [mask.copy() for mask in batch.loss_masks]
     for mask in masks[samples]:
         mask[:] = 0
-    return dataclasses.replace(batch, loss_masks=masks)
+    return dataclasses.replace(batch, loss_masks=Ragged.of(masks, np.float32))
 
 
 def one_after_the_other(launcher: RankLauncher, config: Any, batches: list[TrainBatch]) -> Any:
@@ -84,7 +84,8 @@ def refused(launcher: RankLauncher, config: Any, batch: TrainBatch, change: str)
     if change.lstrip("-").isdigit():  # an id that the model does not know
         tokens[2][1] = int(change)
     try:
-        given = dataclasses.replace(batch, tokens=tokens, rollout_log_probs=None if change == "missing" else recorded)
+        log_probs = None if change == "missing" else Ragged.of(recorded, np.float32)
+        given = dataclasses.replace(batch, tokens=Ragged.of(tokens, np.int32), rollout_log_probs=log_probs)
         rank.train(given)
     except SlimeError as error:
         same = all(np.array_equal(a, b) for a, b in zip(before, rank.log_probs(batch), strict=True))
@@ -124,7 +125,9 @@ def test_unusable_log_probs_and_tokens_stop_every_rank_before_the_weights_change
 def corrected(launcher: RankLauncher, config: Any, batch: TrainBatch) -> dict[str, float]:
     rank = launcher.start(config, Centred())
     recorded = [values - np.float32(math.log(4)) for values in rank.log_probs(batch)]
-    metrics: dict[str, float] = rank.train(dataclasses.replace(batch, rollout_log_probs=recorded))
+    metrics: dict[str, float] = rank.train(
+        dataclasses.replace(batch, rollout_log_probs=Ragged.of(recorded, np.float32))
+    )
     rank.close()
     return metrics
 

@@ -21,9 +21,11 @@ def recorded() -> TrainBatch:
     return batch
 
 
-def trainer(batch: TrainBatch) -> list[torch.Tensor]:
+def trainer(batch: TrainBatch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The same log-probs [sum of T_i] of the trainer, and their parts."""
     assert batch.rollout_log_probs is not None
-    return [torch.from_numpy(values.copy()) for values in batch.rollout_log_probs]
+    flat = torch.tensor(batch.rollout_log_probs.flat)
+    return flat, list(flat.split(batch.response_lengths.tolist()))
 
 
 def test_a_batch_without_log_probs_is_refused_with_the_option_that_needs_them() -> None:
@@ -45,19 +47,19 @@ def test_a_trained_token_without_finite_log_prob_is_named(value: float) -> None:
 
 def test_agreement_within_the_tolerance_passes_and_masked_tokens_do_not_count() -> None:
     batch = recorded()
-    ours = trainer(batch)
+    flat, ours = trainer(batch)
     ours[0] += 0.9e-4
     ours[2][0] = -np.inf
-    check_agreement(batch, ours, 1e-4)
+    check_agreement(batch, flat, 1e-4)
 
 
 def test_disagreement_shows_the_worst_tokens_first() -> None:
     batch = recorded()
-    ours = trainer(batch)
+    flat, ours = trainer(batch)
     ours[1][2] += 0.25
     ours[3][0] -= 0.5
     with pytest.raises(TrainerError) as error:
-        check_agreement(batch, ours, 1e-3)
+        check_agreement(batch, flat, 1e-3)
     text = str(error.value)
     trained = sum(int(mask.sum()) for mask in batch.loss_masks)
     assert f"log-probs of 2 of {trained} trained tokens by more than --true-on-policy-tolerance 0.001" in text
@@ -72,7 +74,7 @@ def test_disagreement_shows_the_worst_tokens_first() -> None:
 
 def test_a_nan_difference_is_a_disagreement() -> None:
     batch = recorded()
-    ours = trainer(batch)
+    flat, ours = trainer(batch)
     ours[1][0] = float("nan")
     with pytest.raises(TrainerError, match="1 of"):
-        check_agreement(batch, ours, 1e-3)
+        check_agreement(batch, flat, 1e-3)

@@ -18,7 +18,7 @@ from tests.train.whole_models import fill, gather
 from slime.cpu.megatron_fixes import repair_without_transformer_engine
 from slime.engine.ports import free_port
 from slime.errors import TrainerError
-from slime.rollout.train_batch import TrainBatch
+from slime.rollout.train_batch import Ragged, TrainBatch
 from slime.train.routing import check_routes, routers_of
 
 _COMMON = {
@@ -370,19 +370,22 @@ def as_engine(launcher: RankLauncher, config: Any, batch: TrainBatch) -> tuple[A
 
 
 def _one(batch: TrainBatch, i: int) -> TrainBatch:
-    lists = {
-        field.name: getattr(batch, field.name)[i : i + 1]
-        for field in dataclasses.fields(batch)
-        if field.name not in ("rollout", "rollout_log_probs", "reward_parts", "metadata", "columns", "routed_experts")
-    }
-    return TrainBatch(rollout=0, rollout_log_probs=None, **lists)
+    ids = {name: getattr(batch, name)[i : i + 1] for name in ("rewards", "group_ids", "rollout_ids", "step_ids")}
+    return TrainBatch(
+        rollout=0,
+        tokens=Ragged.of([batch.tokens[i]], np.int32),
+        loss_masks=Ragged.of([batch.loss_masks[i]], np.float32),
+        sample_ids=batch.sample_ids[i : i + 1],
+        rollout_log_probs=None,
+        **ids,
+    )
 
 
 def replayed(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
     """Log-probs with the engine's choice and with the trainer's own, and how far a step moves each tensor."""
     rank = start(launcher, config, perturbed)
     with_choice = rank.log_probs(batch)
-    own = [part.numpy() for part in rank.policy.score(batch, replay=False)]
+    own = batch.loss_masks.like(rank.policy.score(batch, replay=False).numpy())
     before = gather(rank.policy.chunks)
     rank.train(batch)
     after = gather(rank.policy.chunks)

@@ -131,7 +131,7 @@ def step(launcher: RankLauncher, config: Any, batch: TrainBatch, chunk: int) -> 
     metrics = {name: value for name, value in rank.train(batch).items() if not name.startswith("time/")}
     weights = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
     rank.close()
-    return SimpleNamespace(metrics=metrics, weights=weights, scores=torch.cat(scores), calls=calls)
+    return SimpleNamespace(metrics=metrics, weights=weights, scores=scores, calls=calls)
 
 
 TERMS = {"use_kl_loss": True, "kl_loss_coef": 0.3, "entropy_coef": 0.1, "kl_coef": 0.1, "max_tokens_per_gpu": 40}

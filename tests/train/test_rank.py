@@ -13,7 +13,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 
 from slime.errors import ConfigError, SlimeError
 from slime.plugin import Advantages, EstimatorBatch, TokenBatch
-from slime.rollout.train_batch import TrainBatch
+from slime.rollout.train_batch import Ragged, TrainBatch
 
 pytestmark = pytest.mark.engine
 
@@ -240,7 +240,7 @@ def test_process_groups_end_when_building_fails(model_folder: Folders) -> None:
 def empty(launcher: RankLauncher, config: Any) -> str:
     rank = launcher.start(config, Centred())
     batch = make_batch(samples=1)
-    nothing = dataclasses.replace(batch, tokens=[], loss_masks=[], response_lengths=batch.response_lengths[:0])
+    nothing = dataclasses.replace(batch, tokens=Ragged.of([], np.int32), loss_masks=Ragged.of([], np.float32))
     try:
         rank.train(nothing)
     except SlimeError as error:
@@ -273,7 +273,9 @@ def test_a_rank_without_its_partner_times_out(model_folder: Folders) -> None:
 def against_the_engine(launcher: RankLauncher, config: Any, batch: TrainBatch, shift: float) -> dict[str, float]:
     rank = launcher.start(config, Centred())
     recorded = [values + shift for values in rank.log_probs(batch)]
-    metrics: dict[str, float] = rank.train(dataclasses.replace(batch, rollout_log_probs=recorded))
+    metrics: dict[str, float] = rank.train(
+        dataclasses.replace(batch, rollout_log_probs=Ragged.of(recorded, np.float32))
+    )
     rank.close()
     return metrics
 

@@ -16,7 +16,7 @@ from tests.train.harness import Centred, make_batch, make_config
 from slime.engine.control import EngineControl
 from slime.plugin import Advantages, EstimatorBatch
 from slime.plugin.architecture import Architecture
-from slime.rollout.train_batch import TrainBatch
+from slime.rollout.train_batch import Ragged, TrainBatch
 from slime.train import rank as module
 from slime.train.forward import Pipeline
 from slime.train.rank import MegatronRank
@@ -188,8 +188,8 @@ class Policy(Part):
         assert steps >= 0
         return {}
 
-    def score(self, batch: TrainBatch) -> list[torch.Tensor]:
-        return [torch.full((len(mask),), -1.0) for mask in batch.loss_masks]
+    def score(self, batch: TrainBatch) -> torch.Tensor:
+        return torch.full((len(batch.loss_masks.flat),), -1.0)
 
 
 class Values(Part):
@@ -206,8 +206,8 @@ class Values(Part):
     def skip(self, steps: int) -> None:
         self.calls.append((self.name, "skipped", str(steps)))
 
-    def values(self, batch: TrainBatch) -> list[torch.Tensor]:
-        return [torch.zeros(len(mask)) for mask in batch.loss_masks]
+    def values(self, batch: TrainBatch) -> torch.Tensor:
+        return torch.zeros(len(batch.loss_masks.flat))
 
 
 class Returning(Centred):
@@ -242,7 +242,7 @@ def test_a_step_without_trained_tokens_is_skipped_by_policy_and_critic(tmp_path:
     batch = make_batch(samples=8, steps=2)
     masks = [mask * int(step == 0) for mask, step in zip(batch.loss_masks, batch.step_ids, strict=True)]
     rank = trainer(tmp_path)
-    metrics = rank.train(dataclasses.replace(batch, loss_masks=masks))
+    metrics = rank.train(dataclasses.replace(batch, loss_masks=Ragged.of(masks, np.float32)))
     assert rank.calls == [
         ("critic", "steps", "0"), ("critic", "skipped", "1"), ("policy", "steps", "0"), ("policy", "skipped", "1"),
     ]  # fmt: skip

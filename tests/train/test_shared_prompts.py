@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +24,13 @@ from tests.train.test_layouts import (
     untimed,
 )
 
-from slime.rollout.train_batch import Siblings, TrainBatch, group_by_prompt, plan_step
+from slime.rollout.train_batch import Ragged, TrainBatch
 from slime.train.forward import PackingRule
+from slime.train.micro_batches import plan_step
 from slime.train.model import can_share_prompts
 from slime.train.modules import Context, PackedAttention, PackedSequences, plan_attention
 from slime.train.predicting import PredictingModel
+from slime.train.shared_prompts import PrefixGroup, group_by_prompt
 
 CPU = torch.device("cpu")
 RULE = PackingRule(tensor_parallel_size=1, sequence_parallel=False, cp_size=1, cp_rank=0, device=CPU, tp_rank=0)
@@ -49,8 +52,8 @@ def tokens_of(batch: TrainBatch) -> dict[int, float]:
 def test_the_tokens_of_a_prompt_are_packed_once_and_each_row_predicts_the_same_as_alone() -> None:
     batch = shared_batch()
     prompt = len(batch.tokens[3]) - int(batch.response_lengths[3])
-    unit = Siblings((3, 4, 5), shared=prompt - 1)
-    shared, plain = RULE.pack(batch, [unit, Siblings((0,))]), RULE.pack(batch, alone([3, 4, 5, 0]))
+    unit = PrefixGroup((3, 4, 5), shared=prompt - 1)
+    shared, plain = RULE.pack(batch, [unit, PrefixGroup((0,))]), RULE.pack(batch, alone([3, 4, 5, 0]))
     assert plain.tokens.numel() - shared.tokens.numel() == 2 * (prompt - 1)
     assert shared.samples == plain.samples == (3, 4, 5, 0)
     for name in ("targets", "sequence_ids", "token_ids", "trained"):
@@ -166,7 +169,7 @@ def test_every_sample_is_packed_once_with_those_of_its_prompt(
         assert sum(tokens_of(batch)[i] for i in unit.samples) <= min(max_tokens, max_cost)
 
 
-def whole_groups(batch: TrainBatch) -> list[Siblings]:
+def whole_groups(batch: TrainBatch) -> list[PrefixGroup]:
     samples = range(len(batch.tokens))
     return group_by_prompt(batch, samples, tokens_of(batch), max_tokens=10**6, max_cost=10**6)
 
@@ -186,9 +189,11 @@ def test_prompts_are_shared_only_where_they_are_a_good_part_of_the_tokens() -> N
 
 def test_a_sample_with_too_large_a_mask_does_not_keep_others_from_sharing() -> None:
     batch = make_batch(samples=4, group=4, prompt=(600, 600), response=(500, 500), same_prompts=True)
-    batch.tokens[2] = np.concatenate([batch.tokens[2], np.full(4000, 9, dtype=np.int32)])
-    batch.response_lengths[2] += 4000
-    assert whole_groups(batch) == [Siblings((2,)), Siblings((0, 1, 3), 599)]
+    tokens, masks = list(batch.tokens), list(batch.loss_masks)
+    tokens[2] = np.concatenate([tokens[2], np.full(4000, 9)])
+    masks[2] = np.ones(len(masks[2]) + 4000)
+    batch = replace(batch, tokens=Ragged.of(tokens, np.int32), loss_masks=Ragged.of(masks, np.float32))
+    assert whole_groups(batch) == [PrefixGroup((2,)), PrefixGroup((0, 1, 3), 599)]
 
 
 def test_groups_are_divided_where_ranks_would_be_out_of_balance() -> None:

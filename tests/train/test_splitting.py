@@ -12,8 +12,9 @@ from tests.oracles.cases import RULE, Case, make_case, train_batch
 from tests.train.harness import alone
 from torch import Tensor
 
-from slime.rollout.train_batch import loss_weights, plan_micro_batches
+from slime.rollout.train_batch import loss_weights
 from slime.train.loss import Correction, LossColumns, LossTerms, micro_batch_loss
+from slime.train.micro_batches import plan_micro_batches
 
 #: rule of averaging, and terms of the loss
 MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -58,9 +59,8 @@ def gradient(case: Case, mode: str, num_ranks: int, **limits: int | None) -> tup
     def flat(matrix: Tensor) -> Tensor:
         return torch.cat(case.parts(matrix))
 
-    weights = [torch.from_numpy(part) for part in loss_weights(batch, **rule)]
     columns = LossColumns(
-        weights=torch.cat(weights).double(),
+        weights=torch.from_numpy(loss_weights(batch, **rule).flat).double(),
         mask=flat(case.mask),
         advantages=flat(case.advantages),
         old_log_probs=flat(case.old),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from slime.train.critic import ValueColumns, micro_batch_value_loss, value_loss, value_metrics
+from slime.train.critic import micro_batch_value_loss, value_loss, value_metrics
+from slime.train.loss import LossColumns
 
 
 @pytest.mark.parametrize(
@@ -37,8 +38,8 @@ def test_rounding_is_no_clipped_value() -> None:
     assert held.sum() == 0
 
 
-def columns(**parts: list[float]) -> ValueColumns:
-    return ValueColumns(**{name: torch.tensor(values) for name, values in parts.items()})
+def columns(**parts: list[float]) -> LossColumns:
+    return LossColumns(**{name: torch.tensor(values) for name, values in parts.items()})
 
 
 def micro_batch(ids: list[int], *, counts: bool = True) -> Any:

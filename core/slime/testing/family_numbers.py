@@ -175,7 +175,7 @@ def _batch(vocabulary: int, padding: int | None, samples: int = 6) -> TrainBatch
     """
     import numpy as np
 
-    from slime.rollout.train_batch import TrainBatch
+    from slime.rollout.train_batch import Ragged, TrainBatch
 
     rng = np.random.default_rng(0)
     lengths, prompts = rng.integers(1, 25, samples), rng.integers(2, 10, samples)
@@ -189,9 +189,8 @@ def _batch(vocabulary: int, padding: int | None, samples: int = 6) -> TrainBatch
     numbers = np.arange(samples, dtype=np.int64)
     return TrainBatch(
         rollout=0,
-        tokens=tokens,
-        response_lengths=lengths.astype(np.int64),
-        loss_masks=masks,
+        tokens=Ragged.of(tokens, np.int32),
+        loss_masks=Ragged.of(masks, np.float32),
         rewards=np.zeros(samples, dtype=np.float32),
         group_ids=numbers,
         rollout_ids=numbers,
@@ -205,7 +204,7 @@ def _batch(vocabulary: int, padding: int | None, samples: int = 6) -> TrainBatch
 class Step:
     """Log-probs before a step, its loss, and the tensors of the model before and after it."""
 
-    log_probs: list[Any]
+    log_probs: Sequence[Any]
     loss: float
     before: dict[str, Tensor]
     after: dict[str, Tensor]

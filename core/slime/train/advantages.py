@@ -6,7 +6,7 @@ must be present and finite and, in true-on-policy mode, the trainer's own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def estimate(
     estimator: Estimator,
     batch: TrainBatch,
-    kl: Sequence[Tensor] | None = None,
-    values: Sequence[Tensor] | None = None,
+    kl: Tensor | None = None,
+    values: Tensor | None = None,
     *,
     needs: Collection[str] = (),
     passive: bool = False,
@@ -37,8 +37,8 @@ def estimate(
     Args:
         estimator: The plugin to ask.
         batch: The rollout's samples.
-        kl: N x [T_i] KL to the reference by --kl-reward-type, if the run has a reference.
-        values: N x [T_i] the critic's values, if the run has a critic.
+        kl: [sum of T_i] KL to the reference by --kl-reward-type, if the run has a reference.
+        values: [sum of T_i] the critic's values, if the run has a critic.
         needs: Names of the columns that the estimator reads (`EstimatorSpec.columns`).
         passive: Ask a second time with the samples in another order, which must change nothing.
 
@@ -53,8 +53,8 @@ def estimate(
         group_ids=torch.from_numpy(np.array(batch.group_ids, dtype=np.int64)),
         rollout_ids=torch.from_numpy(np.array(batch.rollout_ids, dtype=np.int64)),
         loss_masks=[torch.from_numpy(np.array(mask, dtype=np.float32)) for mask in batch.loss_masks],
-        kl=None if kl is None else [part.clone() for part in kl],
-        values=None if values is None else [part.clone() for part in values],
+        kl=None if kl is None else _copies(kl, batch),
+        values=None if values is None else _copies(values, batch),
         reward_parts={name: torch.from_numpy(np.array(part)) for name, part in batch.reward_parts.items()},
         metadata=CopiedWhenRead(batch.metadata),
         columns=_columns(batch),
@@ -74,6 +74,10 @@ def estimate(
         if passive:
             check_permutation(estimator, before, checked)
     return checked
+
+
+def _copies(column: Tensor, batch: TrainBatch) -> list[Tensor]:
+    return [part.clone() for part in torch.split(column, batch.response_lengths.tolist())]
 
 
 def _columns(batch: TrainBatch) -> dict[str, list[Tensor]]:
@@ -99,37 +103,35 @@ def name_of(estimator: Estimator) -> str:
     return estimator.component_name if isinstance(estimator, NamedEstimator) else type(estimator).__name__
 
 
-def whiten(advantages: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
+def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     """`--normalize-advantages`: (A - mean) / sqrt(variance + 1e-8) over all trained tokens of the batch, 0 elsewhere.
 
     The variance is unbiased (over n - 1). Computed in float64 over the whole batch, so that every rank gets the same
     numbers under every layout. Equal advantages, and a single trained token, give exactly 0.
 
     Args:
-        advantages: N x [T_i].
-        masks: N x [T_i], above 0 where a token is trained on.
+        advantages: [M] of all tokens of the batch.
+        mask: [M], above 0 where a token is trained on.
 
     Returns:
-        N x [T_i] float32.
+        [M] float32.
     """
-    if not advantages:
-        return []
-    flat, mask = torch.cat(list(advantages)).double(), torch.cat(list(masks)) > 0
-    trained = flat[mask]
+    flat, trained = advantages.double(), mask > 0
+    used = flat[trained]
     white = torch.zeros_like(flat)
-    if trained.numel() > 1:
+    if used.numel() > 1:
         # Relative to the minimum, so that equal advantages become zeros before any rounding.
-        shifted = trained - trained.min()
-        white[mask] = (shifted - shifted.mean()) * (shifted.var() + 1e-8).rsqrt()
-    return list(torch.split(white.float(), [part.numel() for part in advantages]))
+        shifted = used - used.min()
+        white[trained] = (shifted - shifted.mean()) * (shifted.var() + 1e-8).rsqrt()
+    return white.float()
 
 
 #: how many tokens an error lists
 _SHOWN = 8
 
 
-def required(batch: TrainBatch, option: str) -> list[Tensor]:
-    """The engines' log-probs of every response token: N x [T_i] float32.
+def required(batch: TrainBatch, option: str) -> Tensor:
+    """The engines' log-probs of every response token, [sum of T_i] float32.
 
     Args:
         batch: The rollout's samples.
@@ -143,7 +145,7 @@ def required(batch: TrainBatch, option: str) -> list[Tensor]:
             f"rollout {batch.rollout}: {option} needs the engines' log-probs, and the generator did not record them for"
             " every sample. Use a generator that fills Sample.rollout_log_probs, or drop the option."
         )
-    return [torch.from_numpy(values) for values in batch.rollout_log_probs]
+    return torch.tensor(batch.rollout_log_probs.flat)
 
 
 def check_tokens(batch: TrainBatch, vocabulary: int) -> None:
@@ -170,7 +172,7 @@ def check_finite(batch: TrainBatch) -> None:
     """
     if batch.rollout_log_probs is None:
         return
-    wrong = ~np.isfinite(np.concatenate(batch.rollout_log_probs)) & (np.concatenate(batch.loss_masks) > 0)
+    wrong = ~np.isfinite(batch.rollout_log_probs.flat) & (batch.loss_masks.flat > 0)
     if wrong.any():
         sample, token = _locate(batch, int(wrong.nonzero()[0][0]))
         log_prob = batch.rollout_log_probs[sample][token]
@@ -181,20 +183,20 @@ def check_finite(batch: TrainBatch) -> None:
         )
 
 
-def check_agreement(batch: TrainBatch, trainer: Sequence[Tensor], tolerance: float) -> None:
+def check_agreement(batch: TrainBatch, trainer: Tensor, tolerance: float) -> None:
     """`--true-on-policy-mode`: check that engine and trainer agree on every trained token.
 
     Args:
         batch: The rollout's samples, with the engines' log-probs.
-        trainer: N x [T_i] the trainer's log-probs under the weights that the engines should have had.
+        trainer: [sum of T_i] the trainer's log-probs under the weights that the engines should have had.
         tolerance: The largest difference that counts as agreement.
 
     Raises:
         TrainerError: They disagree, or a sample has no log-probs; the message lists the worst tokens.
     """
     engine = required(batch, "--true-on-policy-mode")
-    ours, theirs = torch.cat(list(trainer)).double(), torch.cat(engine).double()
-    trained = torch.from_numpy(np.concatenate(batch.loss_masks)) > 0
+    ours, theirs = trainer.double(), engine.double()
+    trained = torch.tensor(batch.loss_masks.flat) > 0
     gap = torch.where(trained, (ours - theirs).abs(), 0.0)
     outside = int((~(gap <= tolerance)).sum())  # NaN does not agree either
     if not outside:
@@ -219,20 +221,19 @@ def check_agreement(batch: TrainBatch, trainer: Sequence[Tensor], tolerance: flo
 
 def _locate(batch: TrainBatch, index: int) -> tuple[int, int]:
     """(sample, response token) of the batch's response token number `index`."""
-    ends = np.cumsum(batch.response_lengths)
-    sample = int(np.searchsorted(ends, index, side="right"))
-    return sample, index - int(ends[sample] - batch.response_lengths[sample])
+    offsets = batch.loss_masks.offsets
+    sample = int(np.searchsorted(offsets, index, side="right")) - 1
+    return sample, index - int(offsets[sample])
 
 
 def _token_id(batch: TrainBatch, sample: int, token: int) -> int:
     """The vocabulary id of a response token."""
-    return int(batch.tokens[sample][len(batch.tokens[sample]) - int(batch.response_lengths[sample]) + token])
+    return int(batch.tokens[sample][token - len(batch.loss_masks[sample])])
 
 
-def advantage_metrics(advantages: Sequence[Tensor], batch: TrainBatch) -> dict[str, float]:
-    """Statistics of the advantages, N x [T_i], over the trained tokens of the batch."""
-    mask = torch.from_numpy(np.concatenate(batch.loss_masks)) > 0
-    values = torch.cat(list(advantages))[mask].double()
+def advantage_metrics(advantages: Tensor, mask: Tensor) -> dict[str, float]:
+    """Statistics of the advantages [M] over the tokens whose mask [M] is above 0."""
+    values = advantages[mask > 0].double()
     if not values.numel():
         return {}
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from slime.plugin.architecture import Architecture
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.forward import MicroBatch
+from slime.train.loss import LossColumns
 from slime.train.model import TrainableModel, timed
 from slime.train.model_config import read_same_model
 from slime.train.settings import TrainSettings
@@ -77,15 +77,15 @@ class Critic:
         lr_flag = "--lr" if lr is None else "--critic-lr"
         self.model = TrainableModel(config, settings, chunks, value_head, device, lr_flag=lr_flag, replays_routes=False)
 
-    def values(self, batch: TrainBatch) -> list[Tensor]:
-        """N x [T_i] float32 on the CPU, the same on every rank, masked tokens included.
+    def values(self, batch: TrainBatch) -> Tensor:
+        """[sum of T_i] float32 on the CPU, the same on every rank, masked tokens included.
 
         V_t is the value of the state before token t: of the prompt and the response's tokens up to t - 1.
         """
         return self.model.score(batch)
 
     def train(
-        self, batch: TrainBatch, steps: Sequence[int], columns: ValueColumns, seconds: dict[str, float]
+        self, batch: TrainBatch, steps: Sequence[int], columns: LossColumns, seconds: dict[str, float]
     ) -> dict[str, float]:
         """One optimizer step for each of `steps`, with the samples of its number; metrics, the same on every rank.
 
@@ -156,18 +156,6 @@ def _with_learning_rate(settings: TrainSettings, lr: float | None) -> TrainSetti
     return dataclasses.replace(settings, transformer=copy.copy(settings.transformer), optimizer=optimizer)
 
 
-@dataclass(frozen=True, eq=False)
-class ValueColumns:
-    """Per-token data of the whole batch, each [sum of T_i] float32 on the device."""
-
-    weights: Tensor
-    mask: Tensor
-    #: the critic's values before the rollout's first step
-    values: Tensor
-    #: what the values should be
-    returns: Tensor
-
-
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """1/2 max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2), and 1 where the clipped error is larger, [M].
 
@@ -183,7 +171,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 
 
 def micro_batch_value_loss(
-    clip: float, columns: ValueColumns, micro_batch: MicroBatch, values: Tensor
+    clip: float, columns: LossColumns, micro_batch: MicroBatch, values: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss to differentiate, and sums over trained tokens for the metrics.
 
@@ -198,6 +186,7 @@ def micro_batch_value_loss(
     """
     if not micro_batch.counts:
         return values.sum() * 0.0, {}
+    assert columns.values is not None and columns.returns is not None
     here = micro_batch.token_ids
     mask = columns.mask[here]
     values, old, returns = (
@@ -208,11 +197,12 @@ def micro_batch_value_loss(
     return loss, {"tokens": mask.sum(), "clipped": (clipped * mask).sum(), "loss": loss.detach()}
 
 
-def value_metrics(columns: ValueColumns) -> dict[str, float]:
+def value_metrics(columns: LossColumns) -> dict[str, float]:
     """Statistics of the trained tokens: mean of values and returns, standard deviation of the returns, and
     `explained_variance`, 1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for a constant one; absent if all
     returns are equal.
     """
+    assert columns.values is not None and columns.returns is not None
     trained = columns.mask > 0
     values, returns = columns.values[trained].double(), columns.returns[trained].double()
     if not returns.numel():

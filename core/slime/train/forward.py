@@ -1,7 +1,7 @@
 """From samples to log-probs: micro-batches of packed sequences, run through Megatron's pipeline schedule.
 
 The last token of a sample predicts nothing and is not run. With P prompt and T response tokens, positions
-P - 1 .. P + T - 2 predict the response. Samples of one prompt can share its tokens (`slime.rollout.train_batch`).
+P - 1 .. P + T - 2 predict the response. Samples of one prompt can share its tokens (`slime.train.shared_prompts`).
 Padding is only for context parallelism (each sequence a multiple of twice its size) and for sequence parallelism (the
 total a multiple of the tensor-parallel size).
 
@@ -28,7 +28,8 @@ from slime.train.routing import NO_ROUTES, RoutedRows, is_mixture, routers_of
 from slime.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from slime.rollout.train_batch import Siblings, TrainBatch
+    from slime.rollout.train_batch import TrainBatch
+    from slime.train.shared_prompts import PrefixGroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,98 +68,96 @@ class PackingRule:
     def pack(
         self,
         batch: TrainBatch,
-        siblings: Sequence[Siblings],
+        groups: Sequence[PrefixGroup],
         *,
         counts: bool = True,
         step_tokens: int | None = None,
         routes: Sequence[np.ndarray[Any, Any]] | None = None,
     ) -> MicroBatch:
-        """Pack samples, the tokens that siblings share only once.
+        """Pack samples, the tokens that a group shares only once.
 
         Args:
             batch: The rollout's samples.
-            siblings: Which of them. None may share tokens under context parallelism, or with `routes`.
+            groups: Which of them. None may share tokens under context parallelism, or with `routes`.
             counts: False for a micro-batch that only keeps this rank in step with the others.
             step_tokens: Tokens of the whole optimizer step, over all ranks; None outside of training.
             routes: Of each sample of the batch the experts that the engine chose, [P + T - 1, layers, K], if the
                 routers are to take them.
         """
         whole_prompts = self.cp_size > 1 or routes is not None
-        assert not (whole_prompts and any(unit.shared for unit in siblings)), "these need each prompt by itself"
+        assert not (whole_prompts and any(group.shared for group in groups)), "these need each prompt by itself"
         multiple = 2 * self.cp_size if self.cp_size > 1 else 1
-        inputs, row_parts, target_parts, sequence_parts, token_parts = [], [], [], [], []
-        runs: list[int] = []  # tokens of each packed sequence
-        lengths: list[int] = []  # the same with its padding
+        #: of each packed sequence, where its tokens are in the batch, -1 for padding; and what it continues
+        sources: list[np.ndarray[Any, Any]] = []
         contexts: list[Context] = []
+        rows, targets, sequence_ids, token_ids = [], [], [], []
         samples: list[int] = []
-        begins = np.cumsum(batch.response_lengths) - batch.response_lengths
+        whole, responses = batch.tokens.offsets.tolist(), batch.loss_masks.offsets.tolist()
         start = 0
 
-        def add(tokens: np.ndarray[Any, Any], context: Context) -> int:
-            padded = -(-len(tokens) // multiple) * multiple
-            inputs.append(tokens)
-            if padded > len(tokens):
-                inputs.append(np.zeros(padded - len(tokens), dtype=np.int32))
-            runs.append(len(tokens))
-            lengths.append(padded)
+        def add(begin: int, end: int, context: Context) -> int:
+            source = np.arange(begin, begin - (begin - end) // multiple * multiple)
+            source[end - begin :] = -1
+            sources.append(source)
             contexts.append(context)
-            return padded
+            return len(source)
 
-        for unit in siblings:
-            context = Context(start, unit.shared) if unit.shared else NO_CONTEXT
-            if unit.shared:
-                start += add(batch.tokens[unit.samples[0]][: unit.shared], NO_CONTEXT)
-            for i in unit.samples:
-                whole, response = batch.tokens[i], int(batch.response_lengths[i])
-                first = start + len(whole) - response - 1 - unit.shared
-                row_parts.append(np.arange(first, first + response))
-                target_parts.append(whole[-response:])
-                sequence_parts.append(np.full(response, len(samples)))
-                token_parts.append(np.arange(begins[i], begins[i] + response))
+        for group in groups:
+            context = Context(start, group.shared) if group.shared else NO_CONTEXT
+            if group.shared:
+                begin = whole[group.samples[0]]
+                start += add(begin, begin + group.shared, NO_CONTEXT)
+            for i in group.samples:
+                begin, end, response = whole[i] + group.shared, whole[i + 1], responses[i + 1] - responses[i]
+                first = start + end - begin - response - 1
+                rows.append(np.arange(first, first + response))
+                targets.append(np.arange(end - response, end))
+                sequence_ids.append(np.full(response, len(samples)))
+                token_ids.append(np.arange(responses[i], responses[i + 1]))
                 samples.append(i)
-                start += add(whole[unit.shared : -1], context)
+                start += add(begin, end - 1, context)
         # Sequence parallelism divides this rank's tokens; pad the total by one more sequence that nothing refers to.
         extra = -start % (multiple * (self.tensor_parallel_size if self.sequence_parallel else 1))
         if extra:
-            inputs.append(np.zeros(extra, dtype=np.int32))
-            runs.append(0)
-            lengths.append(extra)
+            sources.append(np.full(extra, -1))
             contexts.append(NO_CONTEXT)
-        tokens, rows, targets = _int64(inputs), _int64(row_parts), _int64(target_parts)
-        trained = torch.from_numpy(np.concatenate([batch.loss_masks[i] for i in samples]) > 0)
-        padding = None
-        if sum(lengths) > sum(runs):
-            parts = [np.arange(length) >= run for length, run in zip(lengths, runs, strict=True)]
-            padding = torch.from_numpy(np.concatenate(parts))
-        chosen = None if routes is None else _packed_routes([routes[i] for i in samples], sum(lengths), lengths)
+        lengths = [len(one) for one in sources]
+        source, taken = np.concatenate(sources), np.concatenate(token_ids)
+        run = int(np.count_nonzero(source >= 0))
+        tokens = torch.from_numpy(np.where(source < 0, 0, batch.tokens.flat[source]).astype(np.int64))
+        trained = torch.from_numpy(batch.loss_masks.flat[taken] > 0)
+        padding = torch.from_numpy(source < 0) if run < len(source) else None
+        chosen = None if routes is None else _packed_routes([routes[i] for i in samples], len(source), lengths)
         ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         positions = packed_positions(ends, self.cp_size, self.cp_rank)
+        here, to = torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(targets))
+        to = torch.from_numpy(batch.tokens.flat[to.numpy()].astype(np.int64))
         slots = None
         if self.cp_size > 1:
             mine = positions + ends[:-1].repeat_interleave(ends.diff() // self.cp_size)
             local_of = torch.full((int(ends[-1]),), -1)
             local_of[mine] = torch.arange(mine.numel())
-            slots = (local_of[rows] >= 0).nonzero().squeeze(1)
-            tokens, rows, targets, trained = tokens[mine], local_of[rows[slots]], targets[slots], trained[slots]
+            slots = (local_of[here] >= 0).nonzero().squeeze(1)
+            tokens, here, to, trained = tokens[mine], local_of[here[slots]], to[slots], trained[slots]
             padding = None if padding is None else padding[mine]
             chosen = None if chosen is None else chosen[mine]
         before = torch.tensor([context.length for context in contexts])
         positions = positions + before.repeat_interleave(ends.diff() // self.cp_size)
         positions = positions.to(self.device)
-        share = sum(runs) / step_tokens if counts and step_tokens else 0.0
+        share = run / step_tokens if counts and step_tokens else 0.0
         return MicroBatch(
             samples=tuple(samples),
             counts=counts,
             tokens=tokens.unsqueeze(0).to(self.device),
             positions=positions.unsqueeze(0),
             packed=self._sequences(ends.to(self.device), contexts, positions, int((before + ends.diff()).max())),
-            rows=rows.to(self.device),
-            targets=targets.to(self.device),
+            rows=here.to(self.device),
+            targets=to.to(self.device),
             slots=None if slots is None else slots.to(self.device),
-            sequence_ids=_int64(sequence_parts).to(self.device),
-            token_ids=_int64(token_parts).to(self.device),
+            sequence_ids=torch.from_numpy(np.concatenate(sequence_ids)).to(self.device),
+            token_ids=torch.from_numpy(taken).to(self.device),
             trained=None if trained.all() else trained.nonzero().squeeze(1).to(self.device),
-            routed=RoutedRows(share, sum(runs), self._this_part(padding), self._this_part(chosen)),
+            routed=RoutedRows(share, run, self._this_part(padding), self._this_part(chosen)),
         )
 
     def _this_part(self, rows: Tensor | None) -> Tensor | None:
@@ -194,16 +193,6 @@ def _packed_routes(routes: Sequence[np.ndarray[Any, Any]], total: int, lengths: 
         packed[start : start + len(own)] = own
         start += length
     return torch.from_numpy(packed)
-
-
-def flat_column(parts: Sequence[Any], device: torch.device) -> Tensor:
-    """A per-sample column, N x [T_i] arrays or tensors, as one float32 vector [sum of T_i] on the device."""
-    flat = torch.cat(list(parts)) if isinstance(parts[0], Tensor) else torch.from_numpy(np.concatenate(parts))
-    return flat.to(device, torch.float32)
-
-
-def _int64(parts: list[np.ndarray[Any, Any]]) -> Tensor:
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
 
 # --- what a micro-batch costs ---------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 Formulas are one function per term; every tensor argument and result is a vector over tokens. M is the number of
 response tokens of a micro-batch. Losses are per token: they are multiplied by weights that were fixed for the whole
-optimizer step before it began (`slime.data.loss_weights`) and summed, which is what makes gradients independent of
-micro-batching and of the parallel layout.
+optimizer step before it began (`loss_weights` of the training batch) and summed, which is what makes gradients
+independent of micro-batching and of the parallel layout.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ def clip_range(options: AlgorithmOptions, spec: EstimatorSpec | None) -> tuple[f
 
 @dataclass(frozen=True, eq=False)
 class LossColumns:
-    """Per-token data of the whole batch, each [sum of T_i] float32 on the device, or None if the run has none."""
+    """What losses read of the whole batch, each [sum of T_i] float32 on the device, or None if the run has none."""
 
     weights: Tensor
     mask: Tensor
@@ -356,6 +356,10 @@ class LossColumns:
     old_by_engine: bool = False
     ref_log_probs: Tensor | None = None
     rollout_log_probs: Tensor | None = None
+    #: the critic's values before the rollout's first step
+    values: Tensor | None = None
+    #: what the values should be
+    returns: Tensor | None = None
     #: keeps what the loss sees of each token, if anything is logged of it
     record: TokenRecord | None = None
 

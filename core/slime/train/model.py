@@ -25,15 +25,16 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from slime.errors import ConfigError, TrainerError
-from slime.rollout.train_batch import Siblings, plan_step
 from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
 from slime.train.chunks import connect_schedule, wrap_chunks
 from slime.train.forward import Flops, LossFunction, MicroBatch, PackingRule, Pipeline, TokenHead
+from slime.train.micro_batches import plan_step
 from slime.train.offload import ModelMemory, Part
 from slime.train.parallel import counts_tokens
 from slime.train.predicting import PredictingModel, check_predicting_layers, share_embedding
 from slime.train.routing import check_routes, router_metrics, routers_of
 from slime.train.settings import TrainSettings
+from slime.train.shared_prompts import PrefixGroup
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -255,8 +256,8 @@ class TrainableModel:
         self._flops = Flops.of(settings.transformer, vocab_size=settings.vocab_size)
         self._last_lr = 0.0
 
-    def score(self, batch: TrainBatch, *, replay: bool = True) -> list[Tensor]:
-        """The head's first vector for every response token: N x [T_i] float32 on the CPU, the same on every rank.
+    def score(self, batch: TrainBatch, *, replay: bool = True) -> Tensor:
+        """The head's first vector for every response token, [sum of T_i] float32 on the CPU, the same on every rank.
 
         Log-probs are 0 where a token is not trained on; a critic's values are those of all tokens.
 
@@ -268,14 +269,14 @@ class TrainableModel:
         self.finish_param_gather()
         micro_batches = self._micro_batches(batch, list(range(len(batch.tokens))), replay=replay)
         scored = self._pipeline.score(micro_batches)
-        flat = torch.zeros(int(batch.response_lengths.sum()), device=self._device)
+        flat = torch.zeros(len(batch.loss_masks.flat), device=self._device)
         if counts_tokens():
             for micro_batch, values in zip(micro_batches, scored, strict=True):
                 if micro_batch.counts:
                     flat[micro_batch.token_ids] = values
         # One rank has each entry and the others have 0, so the sum is a copy.
         dist.all_reduce(flat)
-        return list(torch.split(flat.cpu(), batch.response_lengths.tolist()))
+        return flat.cpu()
 
     def train(
         self, batch: TrainBatch, steps: Sequence[int], loss: LossFunction, seconds: dict[str, float], name: str = ""
@@ -306,7 +307,7 @@ class TrainableModel:
                     self.finish_param_gather()
                     share_embedding(self.chunks)
                 samples = np.flatnonzero(batch.step_ids == step).tolist()
-                tokens = sum(len(batch.tokens[i]) - 1 for i in samples)
+                tokens = int((batch.tokens.lengths[samples] - 1).sum())
                 micro_batches = self._micro_batches(batch, samples, step_tokens=tokens)
                 sums = sum_over_ranks(self._pipeline.train(micro_batches, loss))
                 sums["micro_batches"] = len(micro_batches)
@@ -400,7 +401,7 @@ class TrainableModel:
         packed = [pack(group) for group in mine if group]
         while len(packed) < count:
             shortest = min(samples, key=lambda i: len(batch.tokens[i]))
-            packed.append(pack([Siblings((shortest,))], counts=False))
+            packed.append(pack([PrefixGroup((shortest,))], counts=False))
         return packed
 
 

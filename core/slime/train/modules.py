@@ -9,7 +9,7 @@ attended together, a few calls in all. This plan depends only on the lengths and
 micro-batch for all layers.
 
 A sequence can continue another one, its context, which is packed once for all that do so: the samples of a prompt
-(`slime.rollout.train_batch`). Its queries see the keys of the context before its own.
+(`slime.train.shared_prompts`). Its queries see the keys of the context before its own.
 
 Context parallelism: rank r of C holds, of every sequence (length a multiple of 2C), the chunks r and
 2C - 1 - r of 2C ("zigzag"), which balances causal work. Keys and values are gathered over the ranks, so

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ from slime.train.advantages import (
 )
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
-from slime.train.critic import Critic, ValueColumns
-from slime.train.forward import LossFunction, flat_column
+from slime.train.critic import Critic
+from slime.train.forward import LossFunction
 from slime.train.lora import (
     add_adapters,
     check_adapters,
@@ -58,7 +58,7 @@ from slime.weights.shards import NamedTensors, drained
 if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.observe.logged_tokens import LoggedTokens
-    from slime.rollout.train_batch import TrainBatch
+    from slime.rollout.train_batch import Ragged, TrainBatch
     from slime.weights.transports.transport import WeightTransport
 
 
@@ -201,7 +201,7 @@ class MegatronRank:
             TrainerError: The model does not know a token, or the loss or the gradient is not finite.
             PluginContractError: The estimator broke its contract.
         """
-        if not batch.tokens:
+        if not len(batch.tokens):
             raise TrainerError(f"rollout {batch.rollout} has no trainable sample: there is nothing to train on.")
         check_tokens(batch, self._settings.vocab_size)
         algorithm = self.config.algorithm
@@ -210,13 +210,13 @@ class MegatronRank:
         metrics: dict[str, float] = {"skipped_steps": len(skipped)} if skipped else {}
         critic_only = self.critic is not None and batch.rollout < algorithm.num_critic_only_steps
         policy_steps = [] if critic_only else steps
-        columns, value_columns, batch_metrics = self._columns(batch, seconds, steps=len(policy_steps))
+        columns, batch_metrics = self._columns(batch, seconds, steps=len(policy_steps))
         if self.config.run.log_token_columns != "none":
             columns = dataclasses.replace(columns, record=TokenRecord())
         metrics |= batch_metrics
         if self.critic is not None:
-            if value_columns is not None:
-                metrics |= self.critic.train(batch, steps, value_columns, seconds)
+            if columns.returns is not None:
+                metrics |= self.critic.train(batch, steps, columns, seconds)
             self.critic.model.skip(len(skipped))
         if not critic_only:
             loss: LossFunction = partial(micro_batch_loss, LossTerms.of(algorithm, self._estimator, self.spec), columns)
@@ -227,7 +227,7 @@ class MegatronRank:
             self.policy.skip(len(skipped))
             metrics |= self.policy.routing_metrics(steps=len(policy_steps))
             metrics |= token_means(sums, steps=max(1, len(steps))) | {"grad_norm": grad_norm, "lr": lr}
-        self._logged = self._log(batch, columns, value_columns)
+        self._logged = self._log(batch, columns)
         self._rollouts_seen += 1
         every = algorithm.ref_update_interval
         if self.reference is not None and every is not None and (batch.rollout + 1) % every == 0:
@@ -235,12 +235,15 @@ class MegatronRank:
             self.reference.renew()
         return metrics | seconds
 
-    def _log(self, batch: TrainBatch, columns: LossColumns, values: ValueColumns | None) -> LoggedTokens | None:
+    def _log(self, batch: TrainBatch, columns: LossColumns) -> LoggedTokens | None:
         if columns.record is None:
             return None
-        everywhere = {"advantage": columns.advantages, "ref_logprob": columns.ref_log_probs}
-        if values is not None:
-            everywhere |= {"value": values.values, "returns": values.returns}
+        everywhere = {
+            "advantage": columns.advantages,
+            "ref_logprob": columns.ref_log_probs,
+            "value": columns.values,
+            "returns": columns.returns,
+        }
         return columns.record.collect(batch, everywhere, columns.mask, self.config.run)
 
     def logged_tokens(self) -> LoggedTokens | None:
@@ -248,30 +251,30 @@ class MegatronRank:
         logged, self._logged = self._logged, None
         return logged if self._rank == 0 else None
 
-    def log_probs(self, batch: TrainBatch) -> list[np.ndarray[Any, Any]]:
+    def log_probs(self, batch: TrainBatch) -> Ragged[np.float32]:
         """Log-probs of the response tokens under the current weights, at the rollout temperature: N x [T_i] float32.
 
         Also of those that are not trained on.
         """
-        every = [np.ones_like(mask) for mask in batch.loss_masks]
-        return [part.numpy() for part in self.policy.score(dataclasses.replace(batch, loss_masks=every))]
+        every = batch.loss_masks.like(np.ones_like(batch.loss_masks.flat))
+        return every.like(self.policy.score(dataclasses.replace(batch, loss_masks=every)).numpy())
 
     def _columns(
         self, batch: TrainBatch, seconds: dict[str, float], *, steps: int
-    ) -> tuple[LossColumns, ValueColumns | None, dict[str, float]]:
+    ) -> tuple[LossColumns, dict[str, float]]:
         """Per-token data that must be known before the first of the policy's `steps`, and metrics of the advantages."""
-        flat = partial(flat_column, device=self._device)
+
+        def on_device(column: Tensor | None) -> Tensor | None:
+            return None if column is None else column.to(self._device)
+
         algorithm = self.config.algorithm
-        weights = flat(
-            loss_weights(
-                batch,
-                per_token=algorithm.calculate_per_token_loss,
-                constant_length=algorithm.loss_constant_length,
-            )
+        weights = loss_weights(
+            batch, per_token=algorithm.calculate_per_token_loss, constant_length=algorithm.loss_constant_length
         )
-        mask = flat(batch.loss_masks)
+        mask = torch.tensor(batch.loss_masks.flat)
+        columns = LossColumns(torch.tensor(weights.flat, device=self._device), mask.to(self._device))
         if self._estimator is None or not mask.any():
-            return LossColumns(weights, mask), None, {}
+            return columns, {}
         check_finite(batch)
         ref = old = kl = values = None
         by_engine = bool(algorithm.use_rollout_logprobs)
@@ -291,14 +294,14 @@ class MegatronRank:
                 values = self.critic.values(batch)
         with timed(seconds, "time/advantages"):
             if self._estimator_needs_kl and ref is not None and old is not None:
-                kl = [kl_per_token(a, b, algorithm.kl_reward_type) for a, b in zip(old, ref, strict=True)]
+                kl = kl_per_token(old, ref, algorithm.kl_reward_type)
             passive = self._rollouts_seen < self.config.rollout.passive_checks
             with PULSE.inside(f"estimator {self.config.algorithm.advantage_estimator}"):
                 needs = () if self.spec is None else self.spec.columns
                 estimated = estimate(self._estimator, batch, kl, values, needs=needs, passive=passive)
-            advantages = estimated.advantages
+            advantages = torch.cat(estimated.advantages)
             if algorithm.normalize_advantages:
-                advantages = whiten(advantages, [torch.from_numpy(mask) for mask in batch.loss_masks])
+                advantages = whiten(advantages, mask)
         if by_engine:
             old = required(
                 batch,
@@ -309,19 +312,18 @@ class MegatronRank:
             required(batch, "--off-policy-correction (or --use-tis)")
         if algorithm.off_policy_sequence_delta is not None:
             required(batch, "--off-policy-sequence-delta")
-        columns = LossColumns(
-            weights,
-            mask,
-            advantages=flat(advantages),
-            old_log_probs=None if old is None else flat(old),
+        engine = None if batch.rollout_log_probs is None else torch.tensor(batch.rollout_log_probs.flat)
+        columns = dataclasses.replace(
+            columns,
+            advantages=on_device(advantages),
+            old_log_probs=on_device(old),
             old_by_engine=by_engine,
-            ref_log_probs=None if ref is None else flat(ref),
-            rollout_log_probs=None if batch.rollout_log_probs is None else flat(batch.rollout_log_probs),
+            ref_log_probs=on_device(ref),
+            rollout_log_probs=on_device(engine),
+            values=on_device(values),
+            returns=None if values is None or estimated.returns is None else on_device(torch.cat(estimated.returns)),
         )
-        value_columns = None
-        if values is not None and estimated.returns is not None:
-            value_columns = ValueColumns(weights, mask, flat(values), flat(estimated.returns))
-        return columns, value_columns, advantage_metrics(advantages, batch)
+        return columns, advantage_metrics(advantages, mask)
 
     # --- weights and state --------------------------------------------------------------------------
 
@@ -490,7 +492,7 @@ class MegatronRank:
 
 def _steps_of(batch: TrainBatch) -> tuple[list[int], list[int]]:
     """The optimizer steps that train any token, and those that train none, in order."""
-    trained = np.array([bool(mask.any()) for mask in batch.loss_masks])
-    with_tokens = set(np.unique(batch.step_ids[trained]).tolist())
+    trained = np.repeat(batch.step_ids, batch.response_lengths)[batch.loss_masks.flat != 0]
+    with_tokens = set(np.unique(trained).tolist())
     steps = np.unique(batch.step_ids).tolist()
     return [step for step in steps if step in with_tokens], [step for step in steps if step not in with_tokens]

@@ -27,7 +27,7 @@ _ELSEWHERE = re.compile(r"^clip_fraction_|_max$")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Seen:
     """The columns of a micro-batch, and what is needed of it, which is little, to know whose they are."""
 
     samples: tuple[int, ...]
@@ -43,7 +43,7 @@ class TokenRecord:
     """
 
     def __init__(self) -> None:
-        self._parts: list[_Part] = []
+        self._parts: list[_Seen] = []
         self._own: dict[str, None] = {}
 
     def add(
@@ -69,7 +69,7 @@ class TokenRecord:
                 self._own[name] = None
                 mine[name] = values
         used = {name: torch.where(mask > 0, values.detach().float(), torch.nan) for name, values in mine.items()}
-        self._parts.append(_Part(micro_batch.samples, micro_batch.sequence_ids, micro_batch.token_ids, used))
+        self._parts.append(_Seen(micro_batch.samples, micro_batch.sequence_ids, micro_batch.token_ids, used))
 
     def collect(
         self, batch: TrainBatch, everywhere: Mapping[str, Tensor | None], mask: Tensor, options: RunOptions
@@ -102,13 +102,13 @@ class TokenRecord:
         a_token = 4 * (len(names) + len(known) + len(batch.columns)) + FIXED_BYTES
         most = None if options.log_token_columns == "all" else int(options.log_token_columns_mib * 2**20) // a_token
         samples, flags = choose(batch, marks, most_tokens=most, seed=options.seed)
-        starts = np.cumsum(batch.response_lengths) - batch.response_lengths
+        offsets = batch.loss_masks.offsets.tolist()
         # [sum of all T_i] where each logged token goes; -1: it is not logged
-        goes = torch.full((int(batch.response_lengths.sum()),), -1)
+        goes = torch.full((offsets[-1],), -1)
         count = 0
         for i in samples:
-            length = int(batch.response_lengths[i])
-            goes[starts[i] : starts[i] + length] = torch.arange(count, count + length)
+            length = offsets[i + 1] - offsets[i]
+            goes[offsets[i] : offsets[i + 1]] = torch.arange(count, count + length)
             count += length
         goes = goes.to(device)
         gathered = torch.zeros((len(names), count), device=device)
@@ -129,10 +129,10 @@ class TokenRecord:
         return LoggedTokens(samples, flags, steps, found, tuple(self._own))
 
 
-def _marks(parts: list[_Part], batch: TrainBatch) -> Marks:
+def _marks(parts: list[_Seen], batch: TrainBatch) -> Marks:
     """Of the samples whose tokens this rank has; 0 for others."""
     marks = Marks(np.zeros(len(batch.tokens)), np.zeros(len(batch.tokens)))
-    engine = None if batch.rollout_log_probs is None else np.concatenate(batch.rollout_log_probs)
+    engine = None if batch.rollout_log_probs is None else batch.rollout_log_probs.flat
     for part in parts:
         samples = np.asarray(part.samples)[part.sequence_ids.cpu().numpy()]
         if engine is not None:

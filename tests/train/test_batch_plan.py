@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime.rollout.train_batch import plan_micro_batches
+from slime.train.micro_batches import plan_micro_batches
 
 LENGTHS = st.lists(st.integers(1, 200), max_size=60)
 
