@@ -31,7 +31,13 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "losses": Area(
-        ("core/slime/train/loss.py", "core/slime/train/advantages.py", "core/slime/train/rank.py"),
+        (
+            "core/slime/train/loss.py",
+            "core/slime/train/off_policy.py",
+            "core/slime/train/advantages.py",
+            "core/slime/train/step.py",
+            "core/slime/train/rank.py",
+        ),
         (
             (
                 "tests/train/test_objective.py",
@@ -59,7 +65,9 @@ AREAS: dict[str, Area] = {
     ),
     "packing": Area(
         (
-            "core/slime/train/forward.py",
+            "core/slime/train/packing.py",
+            "core/slime/train/schedule.py",
+            "core/slime/train/flops.py",
             "core/slime/train/output_layer.py",
             "core/slime/train/micro_batches.py",
             "core/slime/train/shared_prompts.py",

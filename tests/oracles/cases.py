@@ -15,8 +15,8 @@ from torch import Tensor
 from slime.data import Group, Sample, Status
 from slime.plugin import Context, EstimatorBatch
 from slime.rollout.train_batch import TrainBatch, loss_weights
-from slime.train.forward import PackingRule
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
+from slime.train.packing import PackingRule
 from tests.train.harness import alone
 
 RULE = PackingRule(

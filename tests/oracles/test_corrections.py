@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from slime.train.critic import value_loss
-from slime.train.loss import Correction, importance_weights
+from slime.train.off_policy import Correction, importance_weights
 from tests.oracles.cases import Case, agree, make_case, peer_loss, slime_loss
 from tests.oracles.peers import trl_loss, verl, verl_policy_loss
 

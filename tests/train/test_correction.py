@@ -12,8 +12,9 @@ from torch import Tensor
 from slime.config.options import AlgorithmOptions
 from slime.errors import PluginContractError
 from slime.plugin import TokenBatch
-from slime.train.forward import MicroBatch
-from slime.train.loss import Correction, LossColumns, LossTerms, importance_weights, micro_batch_loss, token_means
+from slime.train.loss import LossColumns, LossTerms, micro_batch_loss, token_means
+from slime.train.off_policy import Correction, importance_weights
+from slime.train.packing import PackedMicroBatch
 
 # Two sequences, of three tokens (the last one masked) and of one.
 MASK = torch.tensor([1.0, 1.0, 0.0, 1.0])
@@ -69,9 +70,9 @@ def test_options_choose_the_correction() -> None:
 # --- in the loss ------------------------------------------------------------------------------------
 
 
-def micro_batch(sequences: Tensor, counts: bool = True) -> MicroBatch:
+def micro_batch(sequences: Tensor, counts: bool = True) -> PackedMicroBatch:
     nothing: Any = None
-    return MicroBatch(
+    return PackedMicroBatch(
         samples=tuple(range(int(sequences.max()) + 1)), counts=counts, tokens=nothing, positions=nothing,
         packed=nothing, rows=nothing, targets=nothing, slots=None, sequence_ids=sequences,
         token_ids=torch.arange(sequences.numel()),

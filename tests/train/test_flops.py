@@ -9,7 +9,7 @@ from tests.support.tiny_models import transformers_model
 from tests.train.harness import make_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from slime.train.forward import Flops
+from slime.train.flops import Flops
 from slime.train.model_config import ModelShape
 from slime.train.settings import train_settings
 from slime.weights.models import Models

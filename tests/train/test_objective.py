@@ -12,7 +12,8 @@ from torch import Tensor
 from slime.config.options import AlgorithmOptions
 from slime.errors import PluginContractError
 from slime.plugin import EstimatorSpec, TokenBatch
-from slime.train.loss import Correction, LossTerms, clipped_surrogate, kl_per_token, policy_loss
+from slime.train.loss import LossTerms, clipped_surrogate, kl_per_token, policy_loss
+from slime.train.off_policy import Correction
 
 
 def tokens(ratios: list[float], advantages: list[float], dual: float | None = None) -> TokenBatch:

@@ -12,16 +12,10 @@ import torch
 import torch.nn.functional as F
 from tests.train.harness import alone, make_batch
 
-from slime.train.forward import PackingRule
-from slime.train.modules import (
-    Norm,
-    PackedAttention,
-    PackedSequences,
-    packed_positions,
-    plan_attention,
-    rms_norm,
-    rotary_thd,
-)
+from slime.train.attention import PackedAttention, PackedSequences, plan_attention
+from slime.train.norm import Norm, rms_norm
+from slime.train.packing import PackingRule
+from slime.train.rotary import packed_positions, rotary_thd
 
 CPU = torch.device("cpu")
 

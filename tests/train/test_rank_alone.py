@@ -18,8 +18,8 @@ from slime.plugin import Advantages, EstimatorBatch
 from slime.plugin.architecture import Architecture
 from slime.rollout.train_batch import Ragged, TrainBatch
 from slime.train import rank as module
-from slime.train.forward import Pipeline
 from slime.train.rank import MegatronRank
+from slime.train.schedule import PipelineSchedule
 
 
 class Transport:
@@ -257,7 +257,7 @@ def test_advantages_are_whitened_if_the_run_says_so(normalized: bool, tmp_path: 
     assert (abs(float(used.mean())) < 1e-5 and float(used.std()) == pytest.approx(1.0, abs=1e-4)) is normalized
 
 
-class Whole(Pipeline):
+class Whole(PipelineSchedule):
     """A pipeline of one stage whose model returns its tokens, and whose head two vectors of them."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slime.train.loss import MAX_LOG_RATIO, log_ratio
+from slime.train.off_policy import MAX_LOG_RATIO, log_ratio
 
 MASK = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0])
 SEQUENCES = torch.tensor([0, 0, 0, 1, 2])

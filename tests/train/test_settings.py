@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from tests.train.harness import make_config
 
 from slime.errors import ConfigError
-from slime.train.model import build_scheduler
 from slime.train.model_config import ModelShape, merge_architecture
+from slime.train.optimizer import build_scheduler
 from slime.train.settings import TrainSettings, train_settings
 
 FOLDER = ModelShape(

@@ -25,12 +25,11 @@ from tests.train.test_layouts import (
 )
 
 from slime.rollout.train_batch import Ragged, TrainBatch
-from slime.train.forward import PackingRule
+from slime.train.attention import PackedAttention, PackedSequences, Prefix, plan_attention
 from slime.train.micro_batches import plan_step
-from slime.train.model import can_share_prompts
-from slime.train.modules import Context, PackedAttention, PackedSequences, plan_attention
+from slime.train.packing import PackingRule
 from slime.train.predicting import PredictingModel
-from slime.train.shared_prompts import PrefixGroup, group_by_prompt
+from slime.train.shared_prompts import PrefixGroup, can_share_prompts, group_by_prompt
 
 CPU = torch.device("cpu")
 RULE = PackingRule(tensor_parallel_size=1, sequence_parallel=False, cp_size=1, cp_rank=0, device=CPU, tp_rank=0)
@@ -64,10 +63,10 @@ def test_the_tokens_of_a_prompt_are_packed_once_and_each_row_predicts_the_same_a
     own = [int(batch.response_lengths[i]) for i in (3, 4, 5)]
     lengths = shared.packed.cu_seqlens_q.diff().tolist()
     assert lengths == [prompt - 1, *own, len(batch.tokens[0]) - 1]
-    context = Context(0, prompt - 1)
-    assert shared.packed.contexts == (Context(), context, context, context, Context())
+    context = Prefix(0, prompt - 1)
+    assert shared.packed.prefixes == (Prefix(), context, context, context, Prefix())
     assert shared.packed.max_seqlen_q == plain.packed.max_seqlen_q, "as many angles are needed"
-    assert plain.packed.contexts is None
+    assert plain.packed.prefixes is None
 
 
 # --- attention ---------------------------------------------------------------------------------------
@@ -84,22 +83,22 @@ def test_the_tokens_of_a_prompt_are_packed_once_and_each_row_predicts_the_same_a
     ids=str,
 )
 def test_attention_to_a_shared_prompt_equals_that_of_whole_sequences(prompts: list[int], owns: list[list[int]]) -> None:
-    lengths, contexts, wholes, start = [7], [Context()], [list(range(7))], 7
+    lengths, prefixes, wholes, start = [7], [Prefix()], [list(range(7))], 7
     for prompt, own in zip(prompts, owns, strict=True):
         first = list(range(start, start + prompt))
         lengths.append(prompt)
-        contexts.append(Context())
+        prefixes.append(Prefix())
         wholes.append(first)
         start += prompt
         for length in own:
             lengths.append(length)
-            contexts.append(Context(first[0], prompt))
+            prefixes.append(Prefix(first[0], prompt))
             wholes.append([*first, *range(start, start + length)])
             start += length
     q, k, v = (torch.randn(start, heads, 8, requires_grad=True) for heads in (4, 2, 2))
     weight = torch.randn(start, 32)
     ends = torch.tensor([0, *lengths]).cumsum(0)
-    packed = PackedSequences(cu_seqlens_q=ends, contexts=contexts)
+    packed = PackedSequences(cu_seqlens_q=ends, prefixes=prefixes)
     ends.slime_positions = None  # type: ignore[attr-defined]  # nothing is rotated here
     out = PackedAttention(CONFIG, 1, None, "self")(q, k, v, None, packed_seq_params=packed)
     want = torch.zeros(start, 32)
@@ -114,24 +113,24 @@ def test_attention_to_a_shared_prompt_equals_that_of_whole_sequences(prompts: li
         assert (a - b).abs().max() < 1e-5
 
 
-def test_contexts_without_positions_are_refused() -> None:
+def test_prefixes_without_positions_are_refused() -> None:
     """Positions are kept on the tensor of ends; a copy of it has none, and everything would be rotated from 0 on."""
-    packed = PackedSequences(cu_seqlens_q=torch.tensor([0, 3, 5]), contexts=[Context(), Context(0, 3)])
+    packed = PackedSequences(cu_seqlens_q=torch.tensor([0, 3, 5]), prefixes=[Prefix(), Prefix(0, 3)])
     rows = torch.randn(5, 2, 8)
     with pytest.raises(AssertionError, match="count from 0"):
         PackedAttention(CONFIG, 1, None, "self")(rows, rows, rows, None, packed_seq_params=packed)
 
 
 def test_samples_of_many_prompts_share_a_bucket_unless_their_masks_are_large() -> None:
-    lengths, contexts, start = [], [], 0
+    lengths, prefixes, start = [], [], 0
     for prompt in (20, 22, 24, 30):
         lengths += [prompt, 8, 8]
-        contexts += [Context(), Context(start, prompt), Context(start, prompt)]
+        prefixes += [Prefix(), Prefix(start, prompt), Prefix(start, prompt)]
         start += prompt + 16
-    short = plan_attention(lengths, contexts=contexts, like=torch.empty(0))
+    short = plan_attention(lengths, prefixes=prefixes, like=torch.empty(0))
     assert [(bucket.count, bucket.queries, bucket.keys) for bucket in short.buckets] == [(4, 30, 30), (8, 8, 38)]
     long = plan_attention(
-        [1024, 900] * 2, contexts=[Context(), Context(0, 1024), Context(), Context(1924, 1023)], like=torch.empty(0)
+        [1024, 900] * 2, prefixes=[Prefix(), Prefix(0, 1024), Prefix(), Prefix(1924, 1023)], like=torch.empty(0)
     )
     assert [bucket.count for bucket in long.buckets] == [2, 1, 1]
     assert all(bucket.mask is None or len(bucket.mask) == 1 for bucket in long.buckets)
@@ -238,7 +237,7 @@ def test_other_prompts_of_the_same_length_are_not_shared() -> None:
     ],
     ids=str,
 )
-def test_prompts_are_not_shared_where_a_layer_knows_nothing_of_contexts(
+def test_prompts_are_not_shared_where_a_layer_knows_nothing_of_prefixes(
     change: dict[str, Any] | None, device: str
 ) -> None:
     transformer = SimpleNamespace(context_parallel_size=1, num_moe_experts=None)

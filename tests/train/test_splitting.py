@@ -13,8 +13,9 @@ from tests.train.harness import alone
 from torch import Tensor
 
 from slime.rollout.train_batch import loss_weights
-from slime.train.loss import Correction, LossColumns, LossTerms, micro_batch_loss
+from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 from slime.train.micro_batches import plan_micro_batches
+from slime.train.off_policy import Correction
 
 #: rule of averaging, and terms of the loss
 MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -16,10 +16,10 @@ from slime.errors import CheckpointError
 from slime.plugin.architecture import Architecture
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
-from slime.train.forward import MicroBatch
 from slime.train.loss import LossColumns
 from slime.train.model import TrainableModel, timed
 from slime.train.model_config import read_same_model
+from slime.train.packing import PackedMicroBatch
 from slime.train.settings import TrainSettings
 from slime.train.value_model import ValueHead, copy_backbone, value_head, value_model
 from slime.weights import Models, load_hf_backbone
@@ -171,7 +171,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 
 
 def micro_batch_value_loss(
-    clip: float, columns: LossColumns, micro_batch: MicroBatch, values: Tensor
+    clip: float, columns: LossColumns, micro_batch: PackedMicroBatch, values: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss to differentiate, and sums over trained tokens for the metrics.
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from megatron.core.tensor_parallel.layers import RowParallelLinear
 from torch import Tensor
 
-from slime.train.modules import Norm
+from slime.train.norm import Norm
 
 
 class ReplicatedLinear(torch.nn.Module):

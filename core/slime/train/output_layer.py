@@ -22,7 +22,8 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
 from slime.rollout.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
-from slime.train.forward import MicroBatch, TokenHead
+from slime.train.packing import PackedMicroBatch
+from slime.train.schedule import TokenHead
 from slime.train.settings import TrainSettings
 
 #: used as minus infinity in columns that pad the vocabulary: exp gives 0, and products with 0 stay finite
@@ -90,7 +91,7 @@ def policy_head(model: PolicyModel, settings: TrainSettings, *, temperature: flo
         temperature: Of the rollout.
     """
 
-    def head(hidden: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+    def head(hidden: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
         trained = micro_batch.trained
         vectors = model.scores(
             hidden,

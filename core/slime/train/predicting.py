@@ -32,9 +32,10 @@ from torch import Tensor
 
 from slime.errors import CheckpointError
 from slime.train.checkpoint_reader import METADATA, read_metadata, require_complete
-from slime.train.forward import LossFunction, MicroBatch, TokenHead
 from slime.train.loss import LossColumns
 from slime.train.output_layer import PolicyModel, spread
+from slime.train.packing import PackedMicroBatch
+from slime.train.schedule import LossFunction, TokenHead
 from slime.train.settings import TrainSettings
 from slime.weights.shards import PREDICTING
 
@@ -44,6 +45,8 @@ LOSS_SCALE = 0.2
 
 class PredictingModel(PolicyModel):
     """A PolicyModel with layers for multi-token prediction on its last pipeline stage. They run in training only."""
+
+    looks_ahead = True  #: see `can_share_prompts`
 
     def __init__(self, config: Any, spec: Any, *, predicting: int, **keywords: Any) -> None:
         """Build the model.
@@ -168,7 +171,7 @@ def predicting_head(head: TokenHead, model: PredictingModel, settings: TrainSett
     from.
     """
 
-    def whole(hidden: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+    def whole(hidden: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
         vectors = head(hidden, micro_batch)
         rows, trained = micro_batch.rows, micro_batch.trained
         for number, states in enumerate(model.take_states(), start=1):
@@ -202,7 +205,9 @@ def with_predicting_loss(loss: LossFunction, columns: LossColumns, scale: float)
         A loss of the vectors of `predicting_head`, whose sums have the unscaled cross-entropy as `mtp_loss`.
     """
 
-    def whole(micro_batch: MicroBatch, log_probs: Tensor, entropy: Tensor, *further: Tensor) -> tuple[Tensor, Any]:
+    def whole(
+        micro_batch: PackedMicroBatch, log_probs: Tensor, entropy: Tensor, *further: Tensor
+    ) -> tuple[Tensor, Any]:
         total, sums = loss(micro_batch, log_probs, entropy)
         table = torch.stack(further)
         if not micro_batch.counts:

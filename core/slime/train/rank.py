@@ -32,7 +32,6 @@ from slime.train.advantages import (
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.critic import Critic
-from slime.train.forward import LossFunction
 from slime.train.lora import (
     add_adapters,
     check_adapters,
@@ -48,6 +47,7 @@ from slime.train.offload import Part, held_bytes
 from slime.train.output_layer import PolicyModel, policy_head
 from slime.train.predicting import LOSS_SCALE, PredictingModel, predicting_head, with_predicting_loss
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
+from slime.train.schedule import LossFunction
 from slime.train.settings import train_settings
 from slime.train.token_record import TokenRecord
 from slime.weights import Models, create_transport, drain, load_hf, named_hf_tensors, save_hf

@@ -26,7 +26,7 @@ from slime.config.assemble import stop_on
 from slime.config.megatron_checks import TRAINER_CHECKS, layout_problems, needs_sequence_parallel
 from slime.errors import ConfigError, did_you_mean
 from slime.train.model_config import ModelShape, merge_architecture
-from slime.train.modules import install_rotary
+from slime.train.rotary import install_rotary
 
 if TYPE_CHECKING:
     from slime.config import RunConfig

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slime.rollout.train_batch import TrainBatch
+    from slime.train.settings import TrainSettings
 
 #: Samples share the tokens of their prompt if that saves at least this part of their tokens. With less, attention with
 #: a mask costs more than the other layers save.
@@ -86,3 +87,21 @@ def _shared_tokens(first: int, responses: Sequence[int]) -> int:
     shared = first - responses[0] - 1
     saved = (len(responses) - 1) * shared
     return shared if saved and saved >= _LEAST_SAVED * (len(responses) * shared + sum(responses)) else 0
+
+
+def can_share_prompts(settings: TrainSettings, chunks: Sequence[Any], device_type: str) -> bool:
+    """Whether attention, and whatever else looks at several tokens, knows of prefixes (`slime.train.attention`).
+
+    TransformerEngine and layers of a model family's own do not, nor does context parallelism. Routers of experts count
+    tokens for their losses, and multi-token prediction looks at the next ones. On GPUs it has not been measured. The
+    answer is the same on every rank, as pipeline stages must run the same micro-batches.
+    """
+    transformer = settings.transformer
+    return (
+        device_type == "cpu"
+        and not settings.use_transformer_engine
+        and settings.layer_specs is None
+        and transformer.context_parallel_size == 1
+        and transformer.num_moe_experts is None
+        and not any(getattr(chunk, "looks_ahead", False) for chunk in chunks)
+    )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slime.observe.logged_tokens import FIXED_BYTES, LoggedTokens, Marks, choose
 from slime.plugin.columns import BUILT_IN
-from slime.train.forward import MicroBatch
+from slime.train.packing import PackedMicroBatch
 from slime.train.parallel import counts_tokens
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class TokenRecord:
 
     def add(
         self,
-        micro_batch: MicroBatch,
+        micro_batch: PackedMicroBatch,
         mask: Tensor,
         columns: Mapping[str, Tensor],
         own: Mapping[str, Tensor] | None = None,

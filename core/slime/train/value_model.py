@@ -11,12 +11,12 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from slime.train.forward import MicroBatch
 from slime.train.lora import merged_values
+from slime.train.packing import PackedMicroBatch
 from slime.weights.shards import global_name
 
 
-def value_head(values: Tensor, micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+def value_head(values: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
     """The value before each response token [R_l], read from values [1, L, 1] at the rows that predict the tokens."""
     return (values[0, :, 0][micro_batch.rows].float(),)
 

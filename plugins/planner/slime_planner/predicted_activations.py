@@ -1,7 +1,7 @@
 """The memory of a training rank's activations: what its layers keep for the backward pass.
 
 A layer is a list of the tensors that it keeps (`_attention`, `_latent_attention`, `_dense`, `_mixture`), each with its
-bytes for one token of the micro-batch. The lists follow `slime.train.modules`, `slime.train.experts` and
+bytes for one token of the micro-batch. The lists follow `slime.train.attention`, `slime.train.experts` and
 Megatron-core's modules. All else is how many tokens, layers and micro-batches there are at a time.
 """
 
@@ -254,7 +254,7 @@ class _Rank:
     def norm(self, width: float, *modules: str, groups: float | None = None) -> Iterator[_Kept]:
         """A norm of `width` numbers in `groups` that are normed apart: the normed numbers, and a scale of each."""
         groups = self.rows if groups is None else groups
-        # `slime.train.modules.rms_norm` keeps them in float32; kernels of a GPU keep what they were given.
+        # `slime.train.norm.rms_norm` keeps them in float32; kernels of a GPU keep what they were given.
         yield _Kept(width * (4 if self.cpu else self.bytes) + groups * 4, modules)
 
     def _attention(self) -> Iterator[_Kept]:

@@ -1,15 +1,14 @@
-"""Attention, norm and rotary embedding over packed sequences, in place of Megatron's local modules.
+"""Attention over packed sequences, in place of Megatron's local module, which asserts against them.
 
-The stock modules assert against packed sequences, context parallelism or sequence parallelism. These are torch
-operations, the same on CPU and GPU; with TransformerEngine its modules are used instead.
+These are torch operations, the same on CPU and GPU; with TransformerEngine its modules are used instead.
 
 Attention over many short sequences is dominated by the overhead of one call per sequence, and a single
 block-diagonal call by its quadratic waste. So sequences of similar length are padded to a common length and
-attended together, a few calls in all. This plan depends only on the lengths and contexts, and is made once per
+attended together, a few calls in all. This plan depends only on the lengths and prefixes, and is made once per
 micro-batch for all layers.
 
-A sequence can continue another one, its context, which is packed once for all that do so: the samples of a prompt
-(`slime.train.shared_prompts`). Its queries see the keys of the context before its own.
+A sequence can continue another one, its prefix, which is packed once for all that do so: the samples of a prompt
+(`slime.train.shared_prompts`). Its queries see the keys of the prefix before its own.
 
 Context parallelism: rank r of C holds, of every sequence (length a multiple of 2C), the chunks r and
 2C - 1 - r of 2C ("zigzag"), which balances causal work. Keys and values are gathered over the ranks, so
@@ -28,41 +27,28 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
+
+from slime.train.rotary import packed_positions
 
 #: sequences share a bucket while they are at least this fraction of its longest...
 _SIMILAR = 0.75
 #: ... or not more than this many tokens shorter
 _CLOSE = 16
-#: most elements of the masks of a bucket whose contexts differ in length
+#: most elements of the masks of a bucket whose prefixes differ in length
 _MASKS_OF_BUCKET = 1 << 20
 
 
-def packed_positions(cu_seqlens: Tensor, cp_size: int, cp_rank: int) -> Tensor:
-    """[T] int64: the position within its sequence of each packed row of context-parallel rank `cp_rank`.
-
-    cu_seqlens [n + 1] are 0 and the ends of the whole sequences.
-    """
-    lengths = cu_seqlens.diff() // cp_size
-    starts = (cu_seqlens[:-1] // cp_size).repeat_interleave(lengths)
-    offset = torch.arange(starts.numel(), device=cu_seqlens.device) - starts
-    if cp_size == 1:
-        return offset
-    chunk = (lengths // 2).repeat_interleave(lengths)
-    return torch.where(offset < chunk, offset + cp_rank * chunk, offset - chunk + (2 * cp_size - 1 - cp_rank) * chunk)
-
-
 @dataclass(frozen=True, slots=True)
-class Context:
+class Prefix:
     """The packed rows that a sequence continues; none of them if it starts anew."""
 
     start: int = 0
     length: int = 0
 
 
-NO_CONTEXT = Context()
+NO_PREFIX = Prefix()
 
 
 @dataclass
@@ -70,7 +56,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]  # Megatron has no
     """Megatron's description of packed sequences, with what each of them continues."""
 
     #: one for each sequence; None if all of them start anew
-    contexts: Sequence[Context] | None = None
+    prefixes: Sequence[Prefix] | None = None
     #: of the micro-batch, once its first layer has run
     plan: AttentionPlan | None = None
 
@@ -96,7 +82,7 @@ class Gather:
     slot_of_row: Tensor
     #: [E] int64 the empty slots
     empty: Tensor
-    #: [D] int64, the slots that repeat a row of a context
+    #: [D] int64, the slots that repeat a row of a prefix
     repeats: Tensor
     #: whether slot i holds row i, as for sequences of one length: there is nothing to move
     identity: bool
@@ -114,7 +100,7 @@ class AttentionPlan:
 def plan_attention(
     lengths: Sequence[int],
     *,
-    contexts: Sequence[Context] | None = None,
+    prefixes: Sequence[Prefix] | None = None,
     cp_size: int = 1,
     cp_rank: int = 0,
     like: Tensor,
@@ -123,30 +109,30 @@ def plan_attention(
 
     Args:
         lengths: Of the (padded, whole) sequences, packed one after the other.
-        contexts: What each of them continues; None if all start anew. Not under context parallelism.
+        prefixes: What each of them continues; None if all start anew. Not under context parallelism.
         cp_size: Context-parallel ranks.
         cp_rank: Which of them this is.
-        like: A tensor on the device, in the precision of the queries. Masks of contexts have it, since torch would copy
+        like: A tensor on the device, in the precision of the queries. Masks of prefixes have it, since torch would copy
             boolean ones in every layer.
     """
     device = like.device
-    contexts = contexts or [NO_CONTEXT] * len(lengths)
+    prefixes = prefixes or [NO_PREFIX] * len(lengths)
     starts = [0, *itertools.accumulate(lengths)]
     local_total = starts[-1] // cp_size
     buckets: list[Bucket] = []
     query_rows, key_rows = [], []
-    for group in _similar_sequences(lengths, contexts):
+    for group in _similar_sequences(lengths, prefixes):
         sizes = torch.tensor([lengths[i] for i in group]).unsqueeze(1)
         begins = torch.tensor([starts[i] for i in group]).unsqueeze(1)
         longest = int(sizes.max())
         span = torch.arange(longest // cp_size).unsqueeze(0)
         query_rows.append(torch.where(span < sizes // cp_size, begins // cp_size + span, -1).flatten())
-        before = torch.tensor([contexts[i].length for i in group]).unsqueeze(1)
+        before = torch.tensor([prefixes[i].length for i in group]).unsqueeze(1)
         if before.any():
             span = torch.arange(int((before + sizes).max())).unsqueeze(0)
-            context_begins = torch.tensor([contexts[i].start for i in group]).unsqueeze(1)
+            prefix_begins = torch.tensor([prefixes[i].start for i in group]).unsqueeze(1)
             own = torch.where(span < before + sizes, begins + span - before, -1)
-            key_rows.append(torch.where(span < before, context_begins + span, own).flatten())
+            key_rows.append(torch.where(span < before, prefix_begins + span, own).flatten())
             seen = before if (before != before[0]).any() else before[:1]
             mask = span.unsqueeze(1) <= seen.unsqueeze(2) + torch.arange(longest).view(1, -1, 1)
             added = torch.zeros(mask.shape, dtype=like.dtype).masked_fill_(~mask, -math.inf)
@@ -176,17 +162,17 @@ def plan_attention(
     return AttentionPlan(tuple(buckets), queries, keys)
 
 
-def _similar_sequences(lengths: Sequence[int], contexts: Sequence[Context]) -> list[list[int]]:
-    """Indices of the sequences of each bucket: they have about the same length, and contexts of about the same length.
+def _similar_sequences(lengths: Sequence[int], prefixes: Sequence[Prefix]) -> list[list[int]]:
+    """Indices of the sequences of each bucket: they have about the same length, and prefixes of about the same length.
 
     Contexts of different length need a mask for each sequence, so there are few such sequences in a bucket if the
-    masks are large. Sequences without a context come first: they may be that of others, and `_gather` takes the first
+    masks are large. Sequences without a prefix come first: they may be that of others, and `_gather` takes the first
     slot of a row as its own.
     """
     by_length: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: (contexts[i].length > 0, -lengths[i])):
+    for i in sorted(range(len(lengths)), key=lambda i: (prefixes[i].length > 0, -lengths[i])):
         first = by_length[-1][0] if by_length else i
-        alike = (contexts[i].length > 0) == (contexts[first].length > 0) and _about(lengths[i], lengths[first])
+        alike = (prefixes[i].length > 0) == (prefixes[first].length > 0) and _about(lengths[i], lengths[first])
         if not (by_length and alike):
             by_length.append([])
         by_length[-1].append(i)
@@ -194,8 +180,8 @@ def _similar_sequences(lengths: Sequence[int], contexts: Sequence[Context]) -> l
     for of_length in by_length:
         longest = lengths[of_length[0]]
         groups.append([])
-        for i in sorted(of_length, key=lambda i: -contexts[i].length):
-            own, first = contexts[i].length, contexts[groups[-1][0]].length if groups[-1] else contexts[i].length
+        for i in sorted(of_length, key=lambda i: -prefixes[i].length):
+            own, first = prefixes[i].length, prefixes[groups[-1][0]].length if groups[-1] else prefixes[i].length
             masks = (len(groups[-1]) + 1) * longest * (first + longest)
             if own != first and not (_about(own, first) and masks <= _MASKS_OF_BUCKET):
                 groups.append([])
@@ -281,10 +267,10 @@ class PackedAttention(torch.nn.Module):
         """The plan of this micro-batch; layers after the first find it on `packed`."""
         if packed.plan is None:
             ends = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
-            assert packed.contexts is None or hasattr(ends, "slime_positions"), "`rotary_thd` would count from 0"
+            assert packed.prefixes is None or hasattr(ends, "slime_positions"), "`rotary_thd` would count from 0"
             size, rank = (1, 0) if self.cp_group is None else (self.cp_group.size(), self.cp_group.rank())
             packed.plan = plan_attention(
-                ends.diff().tolist(), contexts=packed.contexts, cp_size=size, cp_rank=rank, like=query
+                ends.diff().tolist(), prefixes=packed.prefixes, cp_size=size, cp_rank=rank, like=query
             )
         return packed.plan
 
@@ -353,147 +339,3 @@ class _AllGatherRows(torch.autograd.Function):
         total = grad.contiguous()
         dist.all_reduce(total, group=ctx.group)
         return total.chunk(ctx.group.size())[ctx.group.rank()], None
-
-
-class Norm(torch.nn.Module):
-    """RMSNorm or LayerNorm by `config.normalization`, with Megatron's marks for sequence parallelism.
-
-    Parameters hold `gamma - 1` where `config.layernorm_zero_centered_gamma` is set.
-    """
-
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__()
-        self.eps, self.shape = eps, (hidden_size,)
-        self.zero_centered = bool(config.layernorm_zero_centered_gamma)
-        fill = torch.zeros if self.zero_centered else torch.ones
-        self.weight = torch.nn.Parameter(fill(hidden_size, dtype=config.params_dtype))
-        self.bias: torch.nn.Parameter | None = None
-        if config.normalization != "RMSNorm":
-            self.bias = torch.nn.Parameter(torch.zeros(hidden_size, dtype=config.params_dtype))
-        for parameter in self.parameters():
-            # finalize_model_grads sums these over the tensor-parallel ranks, each of which saw a part of the sequence.
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # Megatron reads it
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., hidden] -> [..., hidden]"""
-        weight = self.weight + 1 if self.zero_centered else self.weight
-        if self.bias is None:
-            if not x.is_cuda:
-                return rms_norm(x, weight, self.eps)
-            normed: Tensor = F.rms_norm(x, self.shape, weight, self.eps)
-            return normed
-        return F.layer_norm(x, self.shape, weight, self.bias, self.eps)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; half torch's time on a CPU, which has no kernel."""
-    out: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]  # torch does not type it
-    return out
-
-
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.float()
-        scale: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale.square_().div_(x.size(-1)).add_(eps).rsqrt_()
-        unit: Tensor = wide * scale
-        ctx.save_for_backward(unit, weight, scale)
-        return (unit * weight).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        unit, weight, scale = ctx.saved_tensors
-        size = unit.size(-1)
-        wide = grad.float()
-        per_weight = (wide * unit).view(-1, size)
-        # dx = scale (g w - unit mean(g w unit))
-        mean = torch.mv(per_weight, weight.float()).div_(size).view_as(scale)
-        grad_x = torch.addcmul(wide * weight, unit, mean, value=-1).mul_(scale)
-        return grad_x.to(grad.dtype), per_weight.sum(0).to(weight.dtype), None
-
-
-def rotary_thd(
-    t: Tensor,
-    cu_seqlens: Tensor,
-    freqs: Tensor,
-    rotary_interleaved: bool = False,
-    multi_latent_attention: bool = False,
-    mscale: float = 1.0,
-    cp_group: dist.ProcessGroup | None = None,
-) -> Tensor:
-    """Rotate queries or keys by their positions; replaces Megatron's function with this signature.
-
-    Args:
-        t: [T, heads, D] queries or keys.
-        cu_seqlens: [n + 1] 0 and the ends of the whole sequences.
-        freqs: [longest, 1, 1, R] angles, R <= D: halves repeated, or each twice in a row if interleaved.
-        rotary_interleaved: Neighbours are rotated together instead of entries of the two halves.
-        multi_latent_attention: Neighbours are rotated together too, and the result has them in two halves.
-        mscale: Factor of the result, of models whose context was extended.
-        cp_group: Context-parallel ranks.
-
-    Returns:
-        t [T, heads, D], the first R entries of each head rotated.
-    """
-    rotated = freqs.size(-1)
-    # Queries and keys of all layers use the same tables: they are kept with the micro-batch, for the last angles.
-    made_for = (rotary_interleaved, mscale, t.dtype)
-    known = getattr(cu_seqlens, "slime_rotary_tables", None)
-    if known is None or known[0] is not freqs or known[1] != made_for:
-        # Of sequences that do not all begin at position 0. Megatron passes on only this tensor.
-        positions = getattr(cu_seqlens, "slime_positions", None)
-        ranks = (1, 0) if cp_group is None else (cp_group.size(), cp_group.rank())
-        positions = packed_positions(cu_seqlens, *ranks) if positions is None else positions
-        known = freqs, made_for, _rotary_tables(freqs, positions, *made_for)
-        cu_seqlens.slime_rotary_tables = known  # type: ignore[attr-defined]  # lives as long as the micro-batch
-    cos, sin = known[2]
-    part = t if rotated == t.size(-1) else t[..., :rotated]
-    if multi_latent_attention:
-        part = torch.cat((part[..., ::2], part[..., 1::2]), dim=-1)
-    turned: Tensor = _Rotate.apply(part, cos, sin, rotary_interleaved)  # type: ignore[no-untyped-call]  # torch does not type it
-    return turned if rotated == t.size(-1) else torch.cat((turned, t[..., rotated:]), dim=-1)
-
-
-def _rotary_tables(
-    freqs: Tensor, positions: Tensor, interleaved: bool, mscale: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """[T, 1, R] cosines, and sines with the sign of the partner that they multiply."""
-    angles = freqs.view(freqs.size(0), 1, -1)
-    cos, sin = angles.cos(), angles.sin()
-    if mscale != 1.0:
-        cos, sin = cos * mscale, sin * mscale
-    # rotate((a, b)) = (-b, a) times sin is (b, a) times (-sin, sin), which saves one pass over t.
-    (sin[..., ::2] if interleaved else sin[..., : angles.size(-1) // 2]).neg_()
-    return cos.to(dtype).index_select(0, positions), sin.to(dtype).index_select(0, positions)
-
-
-class _Rotate(torch.autograd.Function):
-    """t cos + swap(t) sin, partners swapped; the gradient is the rotation backwards."""
-
-    @staticmethod
-    def forward(ctx: Any, t: Tensor, cos: Tensor, signed_sin: Tensor, neighbours: bool) -> Tensor:
-        ctx.save_for_backward(cos, signed_sin)
-        ctx.neighbours = neighbours
-        return torch.addcmul(t * cos, _swap(t, neighbours), signed_sin)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        cos, signed_sin = ctx.saved_tensors
-        return torch.addcmul(grad * cos, _swap(grad, ctx.neighbours), signed_sin, value=-1), None, None, None
-
-
-def _swap(t: Tensor, neighbours: bool) -> Tensor:
-    """Exchange the two partners of each rotation: neighbours, or entries of the two halves."""
-    if neighbours:
-        return t.view(*t.shape[:-1], -1, 2).flip(-1).flatten(-2)
-    first, second = t.chunk(2, dim=-1)
-    return torch.cat((second, first), dim=-1)
-
-
-def install_rotary() -> None:
-    """Use `rotary_thd` wherever Megatron does not call a fused kernel.
-
-    Megatron's own form slices its tables sequence by sequence in Python.
-    """
-    rope_utils._apply_rotary_pos_emb_thd = rotary_thd

@@ -1,0 +1,171 @@
+"""The optimizer of a model: its learning-rate schedule, one update of the weights, and Adam without extensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import megatron.core.optimizer as megatron_optimizer
+import megatron.core.optimizer.distrib_optimizer as distributed_optimizer
+import torch
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch.optim.adam import adam
+
+from slime.errors import ConfigError, TrainerError
+from slime.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+
+
+def build_scheduler(
+    config: RunConfig, settings: TrainSettings, optimizer: Any, lr_flag: str = "--lr", *, idle_rollouts: int = 0
+) -> Any:
+    """The learning rate by --lr-decay-style, --lr-warmup-iters or -fraction, --lr-decay-iters and --min-lr.
+
+    An iteration is one optimizer step. The default decays over the whole run. A resumed run keeps only its count of
+    steps; the schedule's length and the learning rate are those that the resumed run states.
+
+    Args:
+        config: The run's configuration.
+        settings: The model's settings, with the learning rate.
+        optimizer: What the schedule drives.
+        lr_flag: The flag that set the learning rate, for messages.
+        idle_rollouts: Rollouts of the run in which this model takes no step.
+
+    Raises:
+        ConfigError: The options contradict each other.
+    """
+    stated = config.megatron
+    run = ((config.rollout.num_rollout or 1) - idle_rollouts) * config.batch.steps
+    decay = stated.get("lr_decay_iters") or max(1, run)
+    warmup = stated.get("lr_warmup_iters") or 0
+    if stated.get("lr_warmup_fraction") is not None:
+        if warmup:
+            raise ConfigError("--lr-warmup-iters and --lr-warmup-fraction exclude each other.")
+        warmup = round(stated["lr_warmup_fraction"] * decay)
+    if warmup >= decay:
+        raise ConfigError(
+            f"the learning rate would warm up for {warmup} steps of {decay} (--lr-decay-iters, by default rollouts x"
+            " steps per rollout). Shorten the warm-up."
+        )
+    lr, least = settings.optimizer.lr, settings.optimizer.min_lr
+    if not 0 <= least <= lr:
+        raise ConfigError(f"--min-lr {least} is not between 0 and {lr_flag} {lr}.")
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=lr,
+        min_lr=least,
+        lr_warmup_steps=warmup,
+        lr_decay_steps=decay,
+        lr_decay_style=stated.get("lr_decay_style", "constant"),
+        start_wd=settings.optimizer.weight_decay,
+        end_wd=settings.optimizer.weight_decay,
+        wd_incr_steps=decay,
+        wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
+    )
+
+
+def take_step(
+    optimizer: Any, scheduler: Any, *, step_name: str, sums: Mapping[str, float], scaled: bool
+) -> tuple[float, float]:
+    """Update the weights with the accumulated gradients.
+
+    Args:
+        optimizer: Megatron's optimizer.
+        scheduler: Its learning-rate schedule, advanced by one step.
+        step_name: Rollout and step, for messages.
+        sums: Sums over the step's tokens, `loss` among them.
+        scaled: Whether float16 loss scaling is on, with which an overflow is expected now and then: Megatron skips
+            that update.
+
+    Returns:
+        The gradient norm and the learning rate of this step.
+
+    Raises:
+        TrainerError: The loss or the gradient is not finite.
+    """
+    seen = ", ".join(f"{name} {value:g}" for name, value in sums.items())
+    losses = {name: sums[name] for name in ("loss", "mtp_loss") if name in sums}
+    if wrong := {name: value for name, value in losses.items() if not math.isfinite(value)}:
+        hint = " A large logprob_gap points at the engine's weights or log-probs." if "logprob_gap" in sums else ""
+        [name, *_] = wrong
+        raise TrainerError(
+            f"{step_name}: the {name} is {wrong[name]}. Sums over the step's tokens: {seen}."
+            f" The weights were not changed.{hint}"
+        )
+    lr = float(optimizer.param_groups[0]["lr"])
+    updated, norm, _ = optimizer.step()
+    scheduler.step(increment=1)
+    # Megatron has no norm for gradients that overflowed in float16.
+    norm = math.nan if norm is None else float(norm)
+    if not math.isfinite(norm) and (updated or not scaled):
+        raise TrainerError(
+            f"{step_name}: the gradient norm is {norm} at loss {sums['loss']:g} and learning rate {lr:g}."
+            f" Sums over the step's tokens: {seen}. Resume from the last checkpoint."
+        )
+    return norm, lr
+
+
+class GroupStepAdam(torch.optim.Optimizer):
+    """Adam (Kingma and Ba, 2015), or AdamW (Loshchilov and Hutter, 2019) with `adam_w_mode`.
+
+    Its step count is in the parameter group, as in TransformerEngine's and Apex's FusedAdam, which Megatron's
+    distributed optimizer can save and reload. torch's own counts per parameter, and Megatron cannot load what it saved.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        adam_w_mode: bool = True,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.adam_w_mode = adam_w_mode
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch overloads it
+        """One update of every parameter that has a gradient."""
+        if closure is not None:
+            raise ValueError("GroupStepAdam takes no closure")
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            params = [p for p in group["params"] if p.grad is not None]
+            for p in params:
+                if not self.state[p]:
+                    self.state[p]["exp_avg"] = torch.zeros_like(p)
+                    self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
+            if not params:
+                continue
+            adam(
+                params,
+                [p.grad for p in params],
+                [self.state[p]["exp_avg"] for p in params],
+                [self.state[p]["exp_avg_sq"] for p in params],
+                [],
+                [torch.tensor(float(group["step"] - 1)) for _ in params],
+                foreach=True,
+                decoupled_weight_decay=self.adam_w_mode,
+                amsgrad=False,
+                maximize=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+            )
+
+
+def install_adam() -> None:
+    """Make Megatron use `GroupStepAdam` if neither TransformerEngine nor Apex is installed."""
+    if megatron_optimizer.USING_PYTORCH_OPTIMIZER:
+        megatron_optimizer.Adam = distributed_optimizer.Adam = GroupStepAdam
+        megatron_optimizer.USING_PYTORCH_OPTIMIZER = False
+        distributed_optimizer.HAVE_APEX_OR_TE = distributed_optimizer.USING_APEX_OPTIMIZER = True

@@ -1,0 +1,143 @@
+"""Micro-batches run through Megatron's pipeline schedule, and the head that reads the last stage's output.
+
+A head turns that output into log-probs (`slime.train.output_layer`) or values (`slime.train.value_model`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from slime.train.packing import PackedMicroBatch
+from slime.train.routing import routers_of
+from slime.train.settings import TrainSettings
+
+#: What is computed from the last stage's output for each response token: a policy's log-probs, or a critic's value.
+#: (output, micro-batch) -> vectors [R_l] float32, with one entry for each response token that this context-parallel
+#: rank predicts.
+TokenHead = Callable[[Tensor, PackedMicroBatch], tuple[Tensor, ...]]
+#: (micro-batch, each vector of the head [R] with gradient) -> (loss to differentiate, anything to hand back)
+LossFunction = Callable[..., tuple[Tensor, Any]]
+
+
+class PipelineSchedule:
+    """The wrapped chunks of this rank, run over micro-batches, and the head that reads their output.
+
+    Every rank of a pipeline must pass the same micro-batches in the same order, and all ranks the same number
+    of them.
+    """
+
+    def __init__(self, settings: TrainSettings, chunks: list[Any], head: TokenHead) -> None:
+        self._chunks, self._head = chunks, head
+        # Keeps hidden states in the model's precision: only what is computed from logits is float32.
+        self._model_options = {"fp32_output": False} if settings.transformer.params_dtype != torch.float32 else {}
+        self._cp_group = parallel_state.get_context_parallel_group()
+        self._routers = {id(chunk): routers_of(chunk) for chunk in chunks}
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        #: the last micro-batches that were run: as many as may still be needed, by a backward pass or another chunk
+        self._in_flight: deque[PackedMicroBatch] = deque(maxlen=1 if stages == 1 else 2 * stages * len(chunks))
+
+    def score(self, micro_batches: list[PackedMicroBatch]) -> list[Tensor]:
+        """The head's first vector, [R] float32, for each micro-batch; empty except on the last stage."""
+
+        def step(batches: Iterator[PackedMicroBatch], model: Any) -> tuple[Tensor, Callable[..., Tensor]]:
+            micro_batch = next(batches)
+            output = self._run(model, micro_batch)
+            return output, lambda last, non_loss_data: self._predict(last, micro_batch)[0]  # noqa: ARG005
+
+        for chunk in self._chunks:
+            chunk.eval()
+        with torch.no_grad():
+            scored: list[Tensor] = self._schedule(step, micro_batches, forward_only=True, collect_non_loss_data=True)
+        return scored
+
+    def train(self, micro_batches: list[PackedMicroBatch], loss: LossFunction) -> list[Any]:
+        """Accumulate the gradient of the summed losses over micro-batches and ranks, divided by nothing.
+
+        Returns:
+            The second result of `loss` for each micro-batch; empty except on the last stage.
+        """
+
+        def step(batches: Iterator[PackedMicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+            micro_batch = next(batches)
+            output = self._run(model, micro_batch)
+
+            def finish(last: Tensor) -> tuple[Tensor, Tensor, Any]:
+                total, kept = loss(micro_batch, *self._predict(last, micro_batch))
+                # Three results make the schedule sum losses; the token count is not used (see connect_schedule).
+                return total, torch.zeros((), dtype=torch.int, device=last.device), kept
+
+            return output, finish
+
+        for chunk in self._chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        results: list[Any] = self._schedule(step, micro_batches, forward_only=False)
+        return results
+
+    def _run(self, model: Any, micro_batch: PackedMicroBatch) -> Any:
+        for router in self._routers[id(model)]:
+            router.expect(micro_batch.routed)
+        if micro_batch not in self._in_flight:
+            if len(self._in_flight) == self._in_flight.maxlen:
+                self._in_flight[0].packed.plan = None  # its masks would take memory until the end of the step
+            self._in_flight.append(micro_batch)
+        return model(
+            micro_batch.tokens,
+            micro_batch.positions,
+            None,
+            packed_seq_params=micro_batch.packed,
+            **self._model_options,
+        )
+
+    def _predict(self, last: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
+        """The head's vectors [R] of all response tokens, from the last stage's output."""
+        here = self._head(last, micro_batch)
+        if micro_batch.slots is None:
+            return here
+        response_tokens = micro_batch.sequence_ids.numel()
+        return tuple(
+            _GatherContext.apply(part, micro_batch.slots, response_tokens, self._cp_group)  # type: ignore[no-untyped-call]  # torch does not type it
+            for part in here
+        )
+
+    def _schedule(self, step: Callable[..., Any], micro_batches: list[PackedMicroBatch], **options: Any) -> list[Any]:
+        data = [iter(micro_batches) for _ in self._chunks]
+        answer: list[Any] = get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=data if len(data) > 1 else data[0],
+            model=self._chunks,
+            num_microbatches=len(micro_batches),
+            seq_length=1,  # lengths vary and are exchanged between stages
+            micro_batch_size=1,
+            **options,
+        )
+        return answer
+
+
+class _GatherContext(torch.autograd.Function):
+    """[R_l] of each context-parallel rank -> [R] on all of them.
+
+    Every rank then computes the same loss of all R tokens and keeps the gradient of its own, which the sum over
+    data- and context-parallel ranks completes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, slots: Tensor, size: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.save_for_backward(slots)
+        whole = part.new_zeros(size)
+        whole[slots] = part
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (slots,) = ctx.saved_tensors
+        return grad[slots], None, None, None
