@@ -13,7 +13,7 @@ from tests.config.conftest import Refused
 
 from slime.config import read_config
 from slime.config.flag_table import find_flag, flags_of
-from slime.config.megatron_options import RESERVED
+from slime.config.installed import known_options
 from slime.config.run_config import SECTIONS
 from slime.errors import ConfigError
 
@@ -79,7 +79,7 @@ def test_the_scan_finds_the_types_of_plain_fields(real_fields: dict[str, dict[st
     flags = {flag.key: flag for flag in flags_of("megatron") if flag.alias_of is None}
     plain = {"int": int, "float": float, "str": str, "bool": bool}
     # What the command line narrows to what slime performs.
-    narrowed = {"normalization", "transformer_impl", *RESERVED}
+    narrowed = {"normalization", "transformer_impl", *known_options("megatron")["reserved"]}
     compared = 0
     for name, real in real_fields.items():
         if name not in flags or name in narrowed:

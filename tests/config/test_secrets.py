@@ -13,9 +13,10 @@ from tests.config.conftest import GOOD, Load
 from slime.cli.main import main
 from slime.cli.plan import _pairs
 from slime.config import RunConfig, config_from_toml, config_problems, read_config
+from slime.config.installed import known_options
 from slime.config.megatron_options import megatron_flags
 from slime.config.run_config import SECTION_OF
-from slime.config.sglang_options import RESERVED, sglang_flags
+from slime.config.sglang_options import sglang_flags
 from slime.errors import ConfigError, one_line
 from slime.errors.raised import Raised
 from slime.errors.redaction import MARK, is_secret, redacted, without_credentials
@@ -139,7 +140,7 @@ def test_names_of_secrets_are_recognised(name: str) -> None:
 
 
 def test_no_ordinary_option_is_named_like_a_secret() -> None:
-    sglang = {flag.key for flag in sglang_flags().values()} - set(RESERVED)
+    sglang = {flag.key for flag in sglang_flags().values()} - set(known_options("sglang")["reserved"])
     options = {name for one in survey_plugins().components() for name in one.spec.options.model_fields}
     names = {*SECTION_OF, *(flag.key for flag in megatron_flags().values()), *sglang, *options}
     assert len(names) > 1000

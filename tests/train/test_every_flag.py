@@ -22,10 +22,13 @@ from tests.train.flag_cases import (
 from slime.config import config_problems, read_config
 from slime.config.flag_table import flags_of
 from slime.config.flags import MEGATRON, Flag
-from slime.config.megatron_checks import _GPU_ONLY, _UNSUPPORTED
-from slime.config.megatron_effects import DEPENDENT, REFUSED, dependent_notes, is_default, matches
+from slime.config.installed import known_options
+from slime.config.megatron_effects import dependent_notes, is_default, matches
 from slime.config.options import AlgorithmOptions
 
+KNOWN = known_options("megatron")
+REFUSED = [(row["options"], row["why"]) for row in KNOWN["refused"]]
+DEPENDENT = [(row["options"], row["why"]) for row in KNOWN["dependent"]]
 FLAGS = {flag.key: flag for flag in flags_of(MEGATRON) if flag.alias_of is None and not flag.refusal}
 
 
@@ -55,15 +58,15 @@ def words(flag: Flag, value: Any) -> list[str]:
 def classes_of(key: str) -> list[str]:
     listed = {
         "moves a number": key in MOVES or key in MOVES_EXPERTS,
-        "refused": key in _UNSUPPORTED or any(matches(key, names) for names, _ in REFUSED),
-        "needs a GPU": key in _GPU_ONLY and not any(matches(key, names) for names, _ in (*NEUTRAL, *REFUSED)),
+        "refused": key in KNOWN["unsupported"] or any(matches(key, names) for names, _ in REFUSED),
+        "needs a GPU": key in KNOWN["gpu_only"] and not any(matches(key, names) for names, _ in (*NEUTRAL, *REFUSED)),
         "neutral": any(matches(key, names) for names, _ in NEUTRAL),
         "describes the model": key in DESCRIBES.split(),
         "layout": key in LAYOUT.split(),
         "a length": key in LENGTHS.split(),
     }
     found = [name for name, holds in listed.items() if holds]
-    noted = any(matches(key, names) for names, _, _ in DEPENDENT)
+    noted = any(matches(key, names) for names, _ in DEPENDENT)
     return found or (["noted"] if noted else [])
 
 
@@ -77,7 +80,7 @@ def test_every_option_of_the_algorithm_is_classified() -> None:
 
 
 def test_the_tables_name_only_options_that_exist() -> None:
-    patterns = " ".join(names for names, *_ in (*REFUSED, *DEPENDENT, *NEUTRAL))
+    patterns = " ".join(names for names, _ in (*REFUSED, *DEPENDENT, *NEUTRAL))
     for word in f"{patterns} {DESCRIBES} {LAYOUT} {LENGTHS}".split():
         assert any(matches(key, word) for key in FLAGS), word
     assert MOVES.keys() | MOVES_EXPERTS.keys() <= FLAGS.keys()
@@ -118,7 +121,7 @@ def test_what_lacks_another_option_is_noted(optimizer: str) -> None:
     expected = [
         (flag, why)
         for key, flag in FLAGS.items()
-        for names, _, why in DEPENDENT
+        for names, why in DEPENDENT
         if matches(key, names) and f"--optimizer {optimizer}" not in why
     ]
     stated = [word for flag, _ in expected for word in words(flag, another_value(flag))]

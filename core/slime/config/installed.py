@@ -1,15 +1,22 @@
-"""Reads option dataclasses of installed packages from their source, without importing the packages."""
+"""What is known of the options of installed packages: their dataclasses, read from the source without importing the
+packages, and what `megatron.toml` and `sglang.toml` add.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
+import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from slime.config.values import is_union
 from slime.errors import ConfigError
 
 _PLAIN: dict[str, Any] = {
@@ -22,6 +29,12 @@ _PLAIN: dict[str, Any] = {
 }
 #: names of dtypes on the command line
 DTYPES = ("fp32", "bf16", "fp16")
+
+
+@functools.cache
+def known_options(package: Literal["megatron", "sglang"]) -> Mapping[str, Any]:
+    """The tables of `PACKAGE.toml` in this folder."""
+    return tomllib.loads(Path(__file__).with_name(f"{package}.toml").read_text(encoding="utf-8"))
 
 
 def package_folder(package: str, distribution: str, *parts: str) -> Path:
@@ -130,3 +143,31 @@ def literal(node: ast.expr | None) -> Any:
         return None if node is None else ast.literal_eval(node)
     except ValueError:
         return None
+
+
+#: bounds of numbers that the table does not name; -1 often means "automatic" in SGLang
+_USUAL_BOUNDS = {"megatron": {"ge": 0}, "sglang": {"ge": -1}}
+_INT64 = 2**63 - 1
+
+
+def with_range(package: Literal["megatron", "sglang"], key: str, annotation: Any) -> Any:
+    """The type of a package's option, with the range of its numbers."""
+    rows = (row for row in known_options(package)["ranges"] if key in row["options"].split())
+    return _ranged(annotation, next(rows, _USUAL_BOUNDS[package]))
+
+
+def _ranged(annotation: Any, row: Mapping[str, Any]) -> Any:
+    """The annotation with the row's bounds on its numbers. Whole numbers also fit into 64 bits."""
+    if annotation in (int, float):
+        bounds = {name: bound for name, bound in row.items() if name != "options"}
+        limits = {"ge": -_INT64 - 1, "le": _INT64} if annotation is int else {}
+        if "gt" in bounds:
+            limits.pop("ge", None)
+        if "lt" in bounds:
+            limits.pop("le", None)
+        return Annotated[annotation, Field(**{**limits, **bounds})]
+    if is_union(annotation):
+        return typing.Union[tuple(_ranged(part, row) for part in typing.get_args(annotation))]  # noqa: UP007
+    if typing.get_origin(annotation) is list:
+        return list.__class_getitem__(_ranged(typing.get_args(annotation)[0], row))
+    return annotation

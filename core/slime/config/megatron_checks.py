@@ -9,49 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from slime.config.installed import known_options
 from slime.config.megatron_effects import stated_options
 from slime.config.run_config import RunConfig
 
-_DENSE_COPIES = "this release trains without FSDP, hierarchical copies and hybrid context parallelism"
-#: options that slime's trainer does not support -> the value that turns them off, and the reason
-_UNSUPPORTED: dict[str, tuple[Any, str]] = {
-    "moe_token_dispatcher_type": (
-        "alltoall",
-        "packed sequences vary in length, which only the alltoall dispatcher exchanges",
-    ),
-    "use_megatron_fsdp": (False, _DENSE_COPIES),
-    "num_distributed_optimizer_instances": (1, _DENSE_COPIES),
-    "hybrid_context_parallel": (False, _DENSE_COPIES),
-    "hierarchical_context_parallel_sizes": (None, _DENSE_COPIES),
-}
 #: auxiliary losses of routers; Megatron's "sinkhorn" would choose other experts than the engines do
 _BALANCING = ("none", "aux_loss", "seq_aux_loss", "global_aux_loss")
-#: values that need TransformerEngine, Apex or CUDA kernels, and have no equivalent on a CPU
-_GPU_ONLY: dict[str, tuple[Any, ...]] = {
-    "apply_rope_fusion": (True,),
-    "attention_backend": ("flash", "fused"),
-    "cpu_offloading": (True,),
-    "enable_cuda_graph": (True,),
-    "external_cuda_graph": (True,),
-    "fp4": ("e2m1",),
-    "fp8": ("e4m3", "hybrid"),
-    "fine_grained_activation_offloading": (True,),
-    "nccl_ub": (True,),
-    "optimizer_cpu_offload": (True,),
-    "persist_layer_norm": (True,),
-    "tp_comm_overlap": (True,),
-    "transformer_impl": ("transformer_engine",),
-    "use_precision_aware_optimizer": (True,),
-    "use_te_rng_tracker": (True,),
-}
 
 
 def unsupported(config: RunConfig) -> Iterator[str]:
     """Features that the trainer lacks."""
-    for name, (off, reason) in _UNSUPPORTED.items():
+    for name, row in known_options("megatron")["unsupported"].items():
         value = config.megatron.get(name)
-        if value and value != off:
-            yield f"--{_flag(name)} {value} is not supported: {reason}. Drop it"
+        if value and value != row.get("off"):
+            yield f"--{_flag(name)} {value} is not supported: {row['why']}. Drop it"
     balancing = config.megatron.get("moe_router_load_balancing_type", "none")
     for kind in balancing if isinstance(balancing, list) else [balancing]:
         if kind not in _BALANCING:
@@ -180,7 +151,7 @@ def gpu_only(config: RunConfig) -> Iterator[str]:
     """Options that need a GPU."""
     if config.on_gpu:
         return
-    for name, values in _GPU_ONLY.items():
+    for name, values in known_options("megatron")["gpu_only"].items():
         value = config.megatron.get(name)
         if value in values:
             stated = f"--{_flag(name)}" if value is True else f"--{_flag(name)} {value}"

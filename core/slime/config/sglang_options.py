@@ -18,42 +18,14 @@ from slime.config.installed import (
     Declaration,
     annotation_of,
     declarations,
+    known_options,
     literal,
     package_folder,
     parse_source,
+    with_range,
 )
-from slime.config.ranges import sglang_range
 from slime.config.values import Arity, ValueType, read_human_int, read_json, type_of
 from slime.errors import ConfigError, did_you_mean
-
-#: options that slime sets itself -> what users set instead, or why they cannot
-RESERVED: dict[str, str] = {
-    "model_path": "use --hf-checkpoint",
-    "host": "engines listen where slime can reach them",
-    "port": "use --engine-port, the port of the first engine",
-    "nccl_port": "slime picks free ports",
-    "device": "use --device",
-    "trust_remote_code": "use --trust-remote-code",
-    "base_gpu_id": "slime places the engines",
-    "gpu_id_step": "slime places the engines",
-    "dist_init_addr": "slime places the engines",
-    "nnodes": "slime places the engines; an engine runs on one node",
-    "node_rank": "slime places the engines; an engine runs on one node",
-    "use_ray": "slime starts the engines",
-    "pp_size": "an engine of this release has one pipeline stage; use --rollout-num-gpus-per-engine",
-    "config": "use the [sglang] table of the run file",
-    "api_key": "every run makes keys of its own for its engines; components get theirs as context.engine_key",
-    "admin_api_key": "every run makes keys of its own for its engines",
-    "tokenizer_worker_num": "SGLang checks the keys of a run only in a server with one tokenizer process",
-    **dict.fromkeys(
-        ("grpc_port", "grpc_mode", "smg_grpc_mode", "smg_http_sidecar_port", "encoder_only"),
-        "slime speaks to the engines over HTTP, and SGLang checks the keys of a run only there",
-    ),
-    **dict.fromkeys(
-        ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh"),
-        "slime speaks to the engines over HTTP without TLS",
-    ),
-}
 
 
 @functools.cache
@@ -85,7 +57,7 @@ def _of_field(declaration: Declaration) -> Iterator[Flag]:
     name = literal(keywords.get("cli_name")) or declaration.name.replace("_", "-")
     names = [name, *(literal(keywords.get("aliases")) or ())]
     kind = _type(annotation, keywords)
-    kind = replace(kind, annotation=sglang_range(declaration.name, kind.annotation))
+    kind = replace(kind, annotation=with_range("sglang", declaration.name, kind.annotation))
     yield from _spellings(declaration.name, names, kind, keywords, _source(declaration.value))
 
 
@@ -93,6 +65,7 @@ def _spellings(
     key: str, names: Sequence[str], kind: ValueType, keywords: Mapping[str, ast.expr], default: str
 ) -> Iterator[Flag]:
     """The flags of an option: the main one, its aliases, and the name of its field."""
+    reserved = known_options("sglang")["reserved"]
     first, *others = dict.fromkeys(f"sglang-{name.lstrip('-')}" for name in (*names, key.replace("_", "-")))
     main = Flag(
         name=first,
@@ -102,7 +75,7 @@ def _spellings(
         help=" ".join(str(literal(keywords.get("help")) or "").split()),
         default=default,
         negatable="BooleanOptionalAction" in _source(keywords.get("action")),
-        refusal=f"is set by slime: {RESERVED[key]}." if key in RESERVED else "",
+        refusal=f"is set by slime: {reserved[key]}." if key in reserved else "",
     )
     yield main
     yield from (replace(main, name=name, alias_of=first) for name in others)
