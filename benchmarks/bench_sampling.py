@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from slime.cpu.sglang_sampling import murmur_hash32, sample_by_seed
+from slime_cpu.sglang_sampling import murmur_hash32, sample_by_seed
 
 REQUESTS = 64
 REPEATS = 5

@@ -22,18 +22,18 @@ CORE_SOURCES = sorted(CORE.rglob("*.py"))
 #: the bottom: the data, what is raised, and the face for authors of plugins
 _BASE = frozenset({"types", "errors", "plugin"})
 _CONFIGURED = _BASE | {"registry", "config"}
-_ENGINES = _CONFIGURED | {"observe", "cpu", "kit.readers", "kit.processes"}
+_ENGINES = _CONFIGURED | {"observe", "platform", "kit.readers", "kit.processes"}
 #: Folder (or module) -> the folders that it may import at run time. Imports under `if TYPE_CHECKING` are not checked,
 #: because they load nothing. `registry` may not import `config`, so that plugins can be loaded without a run.
 KERNEL: dict[str, frozenset[str]] = {
     "types": frozenset(),
+    "platform": frozenset({"errors"}),
     "errors": frozenset(),
     "plugin": frozenset({"types", "errors"}),
     "registry": _BASE,
     "config": _BASE | {"registry"},
     "view": _BASE,
     "observe": _CONFIGURED | {"view"},
-    "cpu": _BASE,
     "engine": _ENGINES,
     "weights": _ENGINES | {"engine"},
     "rollout": _CONFIGURED | {"observe", "engine", "kit.readers", "kit.processes"},
@@ -45,7 +45,7 @@ KIT: dict[str, frozenset[str]] = {
     "kit.processes": _BASE,
     "kit.sandbox": _BASE | {"kit.processes"},
     "kit.models": _BASE,
-    "kit.chat": _BASE | {"registry", "cpu", "kit.readers"},
+    "kit.chat": _BASE | {"registry", "platform", "kit.readers"},
     "kit.sessions": _BASE | {"kit.chat"},
     "kit.readers": _BASE | {"kit.processes"},
     "data": frozenset({"types", "kit.readers"}),
@@ -63,6 +63,7 @@ PUBLIC = frozenset(
         "plugin",
         "types",
         "errors",
+        "platform",
         "data",
         "kit.sandbox",
         "kit.chat",
@@ -113,6 +114,7 @@ LIGHT = frozenset(
         "errors",
         "utils",
         "plugin",
+        "platform",
         "testing",
         "registry",
         "compat",
@@ -138,7 +140,6 @@ NAMES = re.compile(
 )
 #: where in the kernel such names may stand, with the reason
 NAMES_ALLOWED = {
-    "cpu/sglang_patches.py": "the path of an SGLang module",
     "kit.models": "cites papers, and names a scaling of rotary positions as config.json does",
 }
 

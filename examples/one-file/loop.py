@@ -152,9 +152,8 @@ def main() -> int:
     make_data(WORK / "data")
     teach(WORK / "model", teacher(WORK / "data" / "teacher.jsonl"), steps=900)
     config = load_config(OPTIONS.split())
-    device = "cuda" if config.on_gpu else "cpu"
     keys = EngineKeys.random()  # otherwise everybody on this machine could change the engine's weights
-    server = EngineServer(EngineSpec(str(WORK / "model"), WORK / "engine.log", device=device, keys=keys))
+    server = EngineServer(EngineSpec(str(WORK / "model"), WORK / "engine.log", device=config.device, keys=keys))
     server.start()
     try:
         server.wait_ready(timeout_s=120)

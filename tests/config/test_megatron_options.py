@@ -19,8 +19,7 @@ from slime.errors import ConfigError
 
 _ASK_MEGATRON = """
 import dataclasses, json, typing
-from slime.cpu.megatron import install
-install()
+import slime.train
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig

@@ -19,8 +19,8 @@ from slime.errors import ConfigError
 
 _ASK_SGLANG = """
 import argparse, json, sys
-from slime.cpu.sglang_standins import install
-install()
+from slime.platform import platform_of
+platform_of('cpu').make_sglang_importable()
 from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)

@@ -51,7 +51,7 @@ def test_an_engine_on_gpus_that_shares_them_can_release_its_memory() -> None:
     flags = {"--enable-memory-saver", "--enable-draft-weights-cpu-backup"}
     assert flags <= set(server_arguments(spec(device="cuda", releases_memory=True), 1))
     assert not flags & set(server_arguments(spec(device="cuda"), 1))
-    assert not flags & set(server_arguments(spec(releases_memory=True), 1))  # slime.cpu.sglang_memory does it
+    assert not flags & set(server_arguments(spec(releases_memory=True), 1))  # slime_cpu.sglang_memory does it
     assert server_environment(spec(device="cuda", devices=("2", "3", "0")))["CUDA_VISIBLE_DEVICES"] == "2,3,0"
     assert "CUDA_VISIBLE_DEVICES" not in server_environment(spec(device="cuda"))
 

@@ -15,10 +15,10 @@ from tests.train.flag_cases import MOVES_EXPERTS
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 from tests.train.whole_models import fill, gather
 
-from slime.cpu.megatron_fixes import repair_without_transformer_engine
 from slime.engine.ports import free_port
 from slime.errors import TrainerError
 from slime.rollout.train_batch import Ragged, TrainBatch
+from slime.train.repairs import repair_without_transformer_engine
 from slime.train.routing import check_routes, routers_of
 
 _COMMON = {

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.transformer_config import TransformerConfig
+from tests.support.families import read_architecture
 
-from slime.cpu import megatron
+import slime.train  # noqa: F401 - prepares imports of megatron.core
 from slime.engine.ports import ReservedPort
-
-megatron.install()
-
-import torch.distributed as dist  # noqa: E402
-from megatron.core import parallel_state  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
-from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
-from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
-from tests.support.families import read_architecture  # noqa: E402
 
 _DEADLINE_S = 240
 

@@ -20,8 +20,9 @@ ENGINE: Any = SimpleNamespace(url="engine", tp_size=2)  # stands in for an `Engi
 
 _READER = """
 import base64, pickle, sys, torch
-from slime.cpu.sglang_memory import open_shared_weights
-open_shared_weights()
+import torch.multiprocessing.reductions as reductions
+from slime_cpu.sglang_memory import opening_shared_weights
+reductions.rebuild_storage_filename = opening_shared_weights(reductions.rebuild_storage_filename)
 for line in sys.stdin:
     for name, tensor in pickle.loads(base64.b64decode(line)):
         print(name, tensor.dtype, tuple(tensor.shape), tensor.double().sum().item(), flush=True)

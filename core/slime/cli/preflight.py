@@ -33,6 +33,7 @@ from slime.config.eval_sets import eval_sets
 from slime.config.run_config import SECTION_OF, nvidia_devices
 from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
+from slime.platform import platform_of
 from slime.plugin import FamilySpec
 from slime.registry.plugin_set import PluginSet
 from slime.registry.provenance import model_code
@@ -141,6 +142,8 @@ def preflight(
             f"--eval-prompt-data needs engines, and the generator {config.generator_name} starts none:"
             " evaluate in a run with another --generator"
         )
+    with _collected(problems):
+        platform_of(config.device)
     with _collected(problems):
         if config.checkpoint.load is None and not resumes and run_dir.is_dir() and _used(run_dir):
             problems.append(

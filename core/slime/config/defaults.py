@@ -32,7 +32,7 @@ def _cluster(config: RunConfig) -> dict[str, object]:
     # At least one engine, which the checks may refuse as too large.
     shared = max(1, config.world_size // per_engine) * per_engine if config.cluster.colocate else per_engine
     return {
-        "device": "cuda" if config.on_gpu else "cpu",
+        "device": config.device,
         "rollout_num_gpus_per_engine": per_engine,
         "rollout_num_gpus": config.cluster.rollout_num_gpus or shared,
     }

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
@@ -196,10 +196,17 @@ class RunConfig(BaseModel):
         return self.rollout.num_rollout
 
     @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """What engines and trainer compute on. `load_config` replaces `auto` by the device of this machine."""
+        stated = self.cluster.device
+        if stated == "auto":
+            return "cuda" if nvidia_devices() > 0 else "cpu"
+        return stated
+
+    @property
     def on_gpu(self) -> bool:
-        """Whether the run uses NVIDIA devices. `load_config` replaces `auto` by the device of this machine."""
-        device = self.cluster.device
-        return device == "cuda" or (device == "auto" and nvidia_devices() > 0)
+        """Whether the run uses NVIDIA devices."""
+        return self.device == "cuda"
 
     @property
     def restarts_engines(self) -> bool:

@@ -1,9 +1,8 @@
-"""The child processes: `python -m slime.engine.launch engine KEYS ARGUMENTS...` and `... router FIELDS`, where KEYS and
-FIELDS are descriptors of in-memory files with JSON. Both end with their parent.
+"""The child processes: `python -m slime.engine.launch engine KEYS DEVICE ARGUMENTS...` and `... router FIELDS`, where
+KEYS and FIELDS are descriptors of in-memory files with JSON. Both end with their parent.
 
-The engine is SGLang's server. With a GPU this is plain `sglang.launch_server`. On a CPU host (SGLang's own switch
-`SGLANG_USE_CPU_ENGINE=1`, set by `slime.engine.server`) it first makes SGLang importable and correct, and lets the
-server's processes be forked from this one, which has imported everything, instead of importing it again in each.
+The engine is SGLang's server. With a GPU this is plain `sglang.launch_server`; on another device, its platform first
+prepares this process (see `slime.platform`).
 
 An engine's keys are given to SGLang's own guard, but not to its `ServerArgs`, which it logs, dumps and answers to
 `/server_info`. The router gets the fields of sglang-router's `RouterArgs` as one JSON object, because its own command
@@ -13,11 +12,9 @@ line does not offer all policies and would show the keys.
 from __future__ import annotations
 
 import faulthandler
-import gc
 import importlib
 import json
 import logging
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -31,51 +28,17 @@ from slime.engine.keys import EngineKeys
 from slime.errors import SlimeError
 from slime.kit.processes import end_with_parent
 from slime.kit.processes.pulse import STACK_SIGNAL
+from slime.platform import platform_of
 
 #: seconds in which the server must listen, and between two attempts
 _FREEZE_S = 10.0
 _FREEZE_RETRY_S = 0.1
 
 
-def prepare_cpu_host() -> Literal[True]:
-    """Import SGLang here, with stand-ins and patches, so that servers can be forked from this process."""
-    from slime.cpu import sglang_standins
-
-    gc.disable()  # nothing imported here ever becomes garbage; looking for some takes a second
-    sglang_standins.install()
-    sglang_standins.compile_nothing()
-    with sglang_standins.without_megatron():
-        for module in (
-            "sglang.srt.entrypoints.http_server",
-            "sglang.srt.managers.detokenizer_manager",
-            "sglang.srt.managers.scheduler",
-        ):
-            importlib.import_module(module)
-
-        from slime.cpu import sglang_models, sglang_patches
-
-        sglang_models.import_on_demand()
-        sglang_patches.apply()
-        # Otherwise each scheduler does so after it was forked. It must see the patches.
-        importlib.import_module("sglang.srt.model_executor.model_runner")
-    _fork_instead_of_spawn()
-    # Left to the collector, the imported objects cost every server process pauses of half a second while it serves, and
-    # memory that forked processes otherwise share.
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+def prepare(device: str) -> Literal[True]:
+    """Make SGLang's server usable in this process, and in those forked from it."""
+    platform_of(device).prepare_engine()
     return True
-
-
-def _fork_instead_of_spawn() -> None:
-    """SGLang asks for "spawn" on every launch, for CUDA's sake; answer with "fork"."""
-    set_start_method = multiprocessing.set_start_method
-
-    def set_fork(method: str | None, force: bool = False) -> None:
-        del method, force
-        set_start_method("fork", force=True)
-
-    multiprocessing.set_start_method = set_fork
 
 
 def serve(arguments: Sequence[str], keys: EngineKeys | None) -> None:
@@ -127,19 +90,24 @@ def _freeze_gc(keys: EngineKeys, server_args: Any) -> None:
 
 
 def serve_forked(
-    prepared: Literal[True] | None, arguments: Sequence[str], environment: Mapping[str, str], keys: EngineKeys | None
+    prepared: Literal[True] | None,
+    device: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    keys: EngineKeys | None,
 ) -> None:
     """In a process of an `engine_fork_server`: run SGLang's server with its own settings.
 
     Args:
-        prepared: True if `prepare_cpu_host` succeeded before the fork.
+        prepared: True if `prepare` succeeded before the fork.
+        device: What it computes on.
         arguments: SGLang's command line.
         environment: Environment variables to set.
         keys: What its clients must present.
     """
     os.environ.update(environment)
     if prepared is None:
-        prepare_cpu_host()
+        prepare(device)
     # Both were read before the fork.
     importlib.import_module("torch").set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     tempfile.tempdir = None
@@ -162,8 +130,8 @@ def main() -> None:
     if role == "router":
         route(secret)
         return
-    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-        prepare_cpu_host()
+    device, *arguments = arguments
+    prepare(device)
     serve(arguments, None if secret is None else EngineKeys(**secret))
 
 

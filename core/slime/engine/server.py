@@ -1,13 +1,12 @@
 """One SGLang server as a supervised child process.
 
-Its command line and environment are what RL needs and what a CPU host needs. SGLang options that the user set override
-them.
+Its command line and environment are what RL needs, and what the device's platform needs (see `slime.platform`). SGLang
+options that the user set override them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -23,7 +22,8 @@ from slime.engine.ports import LOOPBACK, ReservedPort, loopback_only
 from slime.engine.process import SupervisedProcess, launch_child
 from slime.engine.server_scratch import SHARED_MEMORY, Scratch
 from slime.errors import EngineError, SlimeError
-from slime.kit.processes import COLLECT_AFTER, SHORT_SPINS, Call, Child, ForkedChild, ForkServer, living_members
+from slime.kit.processes import COLLECT_AFTER, Call, Child, ForkedChild, ForkServer, living_members
+from slime.platform import platform_of
 
 #: on every kind of machine
 _ENVIRONMENT = {
@@ -43,17 +43,6 @@ _DETERMINISTIC_ENVIRONMENT = {
     "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "1.0",
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": str(2**30),
 }
-_CPU_ENVIRONMENT = {
-    "SGLANG_USE_CPU_ENGINE": "1",
-    **SHORT_SPINS,
-    # Otherwise expert routing is compiled, which takes seconds on the first request and a C++ compiler.
-    "TORCHDYNAMO_DISABLE": "1",
-    # With several ranks SGLang loads NCCL if its package is installed, which fails without a driver.
-    "SGLANG_NCCL_SO_PATH": "/nonexistent",
-}
-#: bytes of key-value cache a CPU engine gets by default (SGLang's own default is 70 % of memory)
-_CPU_CACHE_BYTES = 512 * 2**20
-_CPU_CACHE_TOKENS = (8192, 65536)  # at least, at most
 _ALIASES = {
     "--tp-size": ("--tensor-parallel-size", "--tp"),
     "--random-seed": ("--seed",),
@@ -79,7 +68,7 @@ class EngineSpec:
         port: Port to listen on; 0: a free one.
         tp_size: Tensor-parallel ranks.
         device: Kind of machine.
-        threads: CPU threads of each rank; CPU only.
+        threads: CPU threads of each rank; not on GPUs.
         extra_args: SGLang's command line as the user set it (`["--dtype", "bfloat16"]`); overrides every default.
         random_seed: SGLang's seed.
         routed_experts: Whether requests may ask which experts computed each token.
@@ -87,7 +76,7 @@ class EngineSpec:
         deterministic: Whether a request's tokens and log-probs must not depend, to the last bit, on other requests.
         releases_memory: Whether it will be asked to release its memory.
         devices: The GPUs that it sees; empty: those that this process sees.
-        fork_server: Address of the host's `ForkServer`; CPU only.
+        fork_server: Address of the host's `ForkServer`; not on GPUs.
         keys: What its clients must present; None: whoever can reach its port can use and change it.
     """
 
@@ -110,7 +99,7 @@ class EngineSpec:
 
 
 def engine_fork_server(spec: EngineSpec, log_path: Path) -> ForkServer:
-    """A process that imports SGLang once for all engines of a CPU host, which are then forked in half a second each.
+    """A process that imports SGLang once for all engines of a host, which are then forked in half a second each.
 
     Importing SGLang takes 6 to 8 seconds of CPU, nearly all of an engine's start. The engines share the memory too.
 
@@ -120,15 +109,15 @@ def engine_fork_server(spec: EngineSpec, log_path: Path) -> ForkServer:
     """
     # Threads do not survive a fork, and a process whose parent has had some would wait for them: see `serve_forked`.
     environment = {**server_environment(spec), "OMP_NUM_THREADS": "1"}
-    return ForkServer(Call("slime.engine.launch:prepare_cpu_host"), env=environment, log_path=log_path)
+    return ForkServer(Call("slime.engine.launch:prepare", (spec.device,)), env=environment, log_path=log_path)
 
 
 class EngineServer(SupervisedProcess):
     """The SGLang server that a spec describes."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        if spec.fork_server is not None and spec.device != "cpu":
-            raise EngineError("a fork server is for CPU engines only: a CUDA context does not survive a fork")
+        if spec.fork_server is not None and not platform_of(spec.device).forks_engines:
+            raise EngineError(f"engines on {spec.device} cannot be forked: a CUDA context does not survive that")
         self.spec = spec
         self._reserved = None if spec.port else ReservedPort(spec.host)
         self.port = spec.port if self._reserved is None else self._reserved.number
@@ -147,15 +136,16 @@ class EngineServer(SupervisedProcess):
             # The ranks of this engine meet in a file of this user. SGLang's default, a TCP store, listens on every
             # interface and lets anybody write to it.
             environment[_MEETING_POINT] = f"file://{self._scratch.path}/ranks"
-        if self.spec.device == "cpu":
+        if self.spec.device != "cuda":
             # SGLang leaves its sockets behind when it ends. Not on a GPU host, where the temporary folder also holds
             # compiled kernels worth keeping.
             environment = {"TMPDIR": str(self._scratch.path), **environment}
         if self.spec.fork_server is not None:
-            call = Call("slime.engine.launch:serve_forked", (arguments, environment, self.spec.keys))
+            call = Call("slime.engine.launch:serve_forked", (self.spec.device, arguments, environment, self.spec.keys))
             return ForkedChild(self.spec.fork_server, call, log_path=self.log_path)
         keys = None if self.spec.keys is None else asdict(self.spec.keys)
         environment = {**os.environ, **environment}
+        arguments = [self.spec.device, *arguments]
         return launch_child("engine", arguments, secret=keys, env=environment, log_path=self.log_path)
 
     def wait_ready(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
@@ -226,12 +216,7 @@ def server_environment(spec: EngineSpec) -> dict[str, str]:
         environment["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"
     if spec.devices:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
-    if spec.device == "cpu":
-        environment |= _CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(spec.threads)}
-        if spec.tp_size > 1:
-            # SGLang demands a core list for each rank; without its native CPU kernels it pins nothing.
-            environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank) for rank in range(spec.tp_size))
-    return environment
+    return environment | platform_of(spec.device).engine_environment(spec)
 
 
 def server_arguments(spec: EngineSpec, port: int) -> list[str]:
@@ -267,43 +252,12 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
             "--disable-radix-cache": None,
             "--chunked-prefill-size": "-1",
         }
-    if spec.device == "cuda":
-        if spec.releases_memory:  # on a CPU, `slime.cpu.sglang_memory` does it
-            # Weights are sent again, but not those of a draft model.
-            defaults |= {"--enable-memory-saver": None, "--enable-draft-weights-cpu-backup": None}
-        return defaults
-    if spec.deterministic:
-        # SGLang would derive a negative share from the size of the chunks.
-        defaults["--mem-fraction-static"] = "0.8"
-    return defaults | {
-        # A request's `sampling_seed` and the model's probabilities decide its tokens. On GPUs this costs much more than
-        # sampling without seeds, so there it is the user's choice.
-        "--enable-deterministic-inference": None,
-        # bfloat16 is no faster without AMX, and float32 makes the engine's log-probs the trainer's.
-        "--dtype": "float32",
-        # SGLang's default without its native CPU kernels. Stated, because SGLang decides it too late for
-        # --enable-deterministic-inference, and so that all CPU hosts compute alike.
-        "--attention-backend": "torch_native",
-        "--max-total-tokens": str(cpu_cache_tokens(Path(spec.model_path))),
-        # Otherwise an idle scheduler spins and takes a whole core from the trainer.
-        "--sleep-on-idle": None,
-    }
+    if spec.releases_memory and spec.device == "cuda":
+        # Weights are sent again, but not those of a draft model.
+        defaults |= {"--enable-memory-saver": None, "--enable-draft-weights-cpu-backup": None}
+    return defaults | platform_of(spec.device).engine_options(spec)
 
 
 def _is_set(flag: str, arguments: Sequence[str]) -> bool:
     names = (flag, *_ALIASES.get(flag, ()))
     return any(a in names or a.startswith(tuple(f"{n}=" for n in names)) for a in arguments)
-
-
-def cpu_cache_tokens(model: Path) -> int:
-    """Tokens that a CPU engine's cache has by default, according to the `config.json` of the model folder."""
-    low, high = _CPU_CACHE_TOKENS
-    try:
-        sizes = json.loads((model / "config.json").read_text())
-    except (OSError, ValueError):
-        return low  # missing or broken: SGLang reports it better
-    heads = int(sizes.get("num_attention_heads") or 1)
-    head_dim = int(sizes.get("head_dim") or int(sizes.get("hidden_size") or 1) // heads)
-    kv_heads = int(sizes.get("num_key_value_heads") or heads)
-    bytes_per_token = int(sizes.get("num_hidden_layers") or 1) * 2 * kv_heads * head_dim * 4
-    return max(low, min(high, _CPU_CACHE_BYTES // bytes_per_token))

@@ -22,6 +22,7 @@ from slime.errors import DeadlineError, EngineError, EngineStartError, SlimeErro
 from slime.kit.processes import ForkServer
 from slime.kit.processes.pulse import PULSE
 from slime.observe.memory import resident_bytes
+from slime.platform import platform_of
 from slime.run.ray_session import live_nodes
 from slime.run.supervise.processes import WatchedProcess
 from slime.run.supervise.watch import RunWatch
@@ -139,7 +140,7 @@ class Engines:
 
         `devices`: the GPUs of each engine, if they are not those that Ray gives it.
         """
-        if len(placement) > 1 and not self._config.on_gpu:
+        if len(placement) > 1 and platform_of(self._config.device).forks_engines:
             # One import of SGLang for all engines of this host instead of one each.
             log_path = self._log_dir / "engine-fork-server.log"
             self._fork_server = engine_fork_server(self._spec(0), log_path)
@@ -163,7 +164,7 @@ class Engines:
             model_path=str(self._config.checkpoint.hf_checkpoint),
             port=0 if base is None else base + index,
             tp_size=self.tp_size,
-            device="cuda" if self._config.on_gpu else "cpu",
+            device=self._config.device,
             threads=engine_threads(self._config),
             log_path=self._log_dir / f"engine-{index}.log",
             extra_args=engine_options(self._config),

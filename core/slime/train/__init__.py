@@ -1,9 +1,11 @@
 """Training on Megatron-core, one process per rank: `rank.MegatronRank` is the entry.
 
-Importing this package prepares megatron-core for machines without CUDA (and does nothing on machines with CUDA),
-because that must happen before the first import of `megatron.core`.
+Importing this package has megatron-core prepared by the device's platform, because that must happen before the first
+import of `megatron.core`.
 """
 
-from slime.cpu.megatron import install
+import torch
 
-install()
+from slime.platform import platform_of
+
+platform_of("cuda" if torch.cuda.is_available() else "cpu").prepare_trainer()

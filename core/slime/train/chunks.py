@@ -19,11 +19,11 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-from slime.cpu.megatron_fixes import repair_without_transformer_engine
 from slime.train.attention import PackedAttention
 from slime.train.experts import GroupedExperts
 from slime.train.linears import NormedRowParallelLinear, ReplicatedLinear
 from slime.train.norm import Norm
+from slime.train.repairs import repair_without_transformer_engine
 from slime.train.routing import TrainingRouter, routers_of
 from slime.train.settings import TrainSettings
 

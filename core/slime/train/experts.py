@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
+from megatron.core.tensor_parallel import layers
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
-
-from slime.cpu.megatron_fixes import add_weight_gradient
 
 _T = TypeVar("_T")
 
@@ -119,6 +118,14 @@ def _parts(sizes: Sequence[int], matrices: Sequence[_T]) -> Iterator[tuple[slice
         start += size
 
 
+def _add_product(rows: Tensor, grad: Tensor, total: Tensor) -> None:
+    """Add the gradient of a matrix to its total by what Megatron's linear layers use: its extension, or the platform's
+    in its place."""
+    fused = layers.fused_weight_gradient_mlp_cuda
+    add = fused.wgrad_gemm_accum_fp32 if total.dtype == torch.float32 else fused.wgrad_gemm_accum_fp16
+    add(rows, grad, total)
+
+
 def _products(
     grad: Tensor, inputs: Tensor, sizes: Sequence[int], parameters: Sequence[tuple[Any, Tensor | None, bool]]
 ) -> list[Tensor | None]:
@@ -130,7 +137,7 @@ def _products(
         elif total is None:
             gradients.append(grad[part].t() @ inputs[part])
         else:
-            add_weight_gradient(inputs[part], grad[part], total)
+            _add_product(inputs[part], grad[part], total)
             matrix.grad_added_to_main_grad = True
             gradients.append(torch.empty_like(matrix))
     return gradients

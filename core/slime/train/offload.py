@@ -13,7 +13,7 @@ import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import torch
 from torch import Tensor
 
-from slime.cpu.memory import return_freed
+from slime.kit.processes import return_freed
 
 #: what training needs beside the weights (gradients and the optimizer's state), and the weights
 Part = Literal["training", "weights"]

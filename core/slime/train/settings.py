@@ -160,7 +160,7 @@ def _transformer(
     }
     if not config.on_gpu:
         fields["use_cpu_initialization"] = True
-        # Two fused forms are faster here too (see slime.cpu.megatron_fixes).
+        # Two fused forms are faster here too: the platform has some in place of Megatron's CUDA extension and compiler.
         fields = {"gradient_accumulation_fusion": True} | fields
         fields["bias_activation_fusion"] = activation == "silu" and bool(fields.get("gated_linear_unit"))
     if not use_te:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from slime.config import RunConfig
-from slime.engine.server import cpu_cache_tokens
 from slime.observe.memory import size_text
+from slime.platform import platform_of
 from slime.plugin.architecture import Architecture
 
 #: bytes of a number in the types of engines and caches; 2 in all others that are predicted
@@ -40,9 +40,9 @@ def cache_token_bytes(config: RunConfig, model: Architecture) -> float:
 def cache_tokens(config: RunConfig) -> int | None:
     """How many tokens an engine's cache is set to hold; None if SGLang derives it from the device's memory."""
     stated = config.sglang.get("max_total_tokens")
-    if stated is not None or config.on_gpu:
-        return None if stated is None else int(stated)
-    return cpu_cache_tokens(Path(config.checkpoint.hf_checkpoint or ""))
+    if stated is not None:
+        return int(stated)
+    return platform_of(config.device).cache_tokens(Path(config.checkpoint.hf_checkpoint or ""))
 
 
 def cache_text(config: RunConfig, model: Architecture, weights: float, *, device_bytes: int | None) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slime.errors import did_you_mean
+from slime.platform import installed_platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,8 @@ class SGLangParser:
         Raises:
             ValueError: If SGLang has no such parser.
         """
-        from slime.cpu import sglang_standins
-
-        sglang_standins.install()
+        if (platform := installed_platform("cpu")) is not None:  # this process sees no GPU, even if the engines do
+            platform.make_sglang_importable()
         parsers = importlib.import_module("sglang.srt.function_call.function_call_parser").FunctionCallParser
         known = parsers.ToolCallParserEnum
         if name not in known:

@@ -3,7 +3,7 @@
 `child` starts a process in a new process group, kills the group, and makes it end with its parent.
 `fork_server` forks processes from one that has done the slow imports. `pool` distributes calls among workers:
 `worker_handle` is the parent's side of a worker, `worker` the program that runs in it, `frames` their messages.
-`garbage` says when long-lived processes look for garbage.
+`garbage` says when long-lived processes look for garbage, and gives back freed memory.
 """
 
 from typing import TypeAlias
@@ -17,7 +17,7 @@ from slime.kit.processes.child import (
     living_members,
 )
 from slime.kit.processes.fork_server import Call, ForkedChild, ForkServer, in_memory_file
-from slime.kit.processes.garbage import COLLECT_AFTER, collect_seldom, keep_out_of_collections
+from slime.kit.processes.garbage import COLLECT_AFTER, collect_seldom, keep_out_of_collections, return_freed
 from slime.kit.processes.pool import CallDiedError, CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
 
 #: a process that leads its own process group, and dies when it is closed or its parent ends
@@ -43,4 +43,5 @@ __all__ = [
     "keep_out_of_collections",
     "kill_group",
     "living_members",
+    "return_freed",
 ]

@@ -1,5 +1,6 @@
-"""Garbage collection in processes that live as long as a run."""
+"""Garbage and freed memory in processes that live as long as a run."""
 
+import ctypes
 import gc
 
 #: new objects after which a process that handles many samples looks for garbage; Python's default is 700. The thousands
@@ -23,3 +24,10 @@ def collect_seldom() -> None:
     Not for training ranks: garbage there may hold activations.
     """
     gc.set_threshold(COLLECT_AFTER)
+
+
+def return_freed() -> None:
+    """Give back to the system what the allocator keeps of memory that was freed."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # only glibc keeps so much
+        libc.malloc_trim(ctypes.c_size_t(0))

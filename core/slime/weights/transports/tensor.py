@@ -3,7 +3,7 @@
 SGLang unpickles with `torch.multiprocessing`'s functions from an allow-list. Pickling differs from torch's own reducers
 in two ways, both because trainer and engine are unrelated processes:
 
-- CPU: memory is an unnamed file of the trainer, which engines open through /proc (`slime.cpu.sglang_memory`). Only
+- CPU: memory is an unnamed file of the trainer, which engines open through /proc (`slime_cpu.sglang_memory`). Only
   processes of the same user can, nothing limits its size but memory, and it is gone when the trainer is, however it
   ends. torch would make named files, which a process that is killed leaves behind.
 - CUDA: devices are named by UUID, since processes number the devices they see differently. This is the form of

@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 
-from slime.cpu.sglang_sampling import murmur_hash32, sample_by_seed
+from slime_cpu.sglang_sampling import murmur_hash32, sample_by_seed
 
 
 def murmur3_x86_32(data: bytes) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slime.cpu import sglang_standins
-from slime.cpu.sglang_standins import StandinFinder, compile_nothing, install, really_imports, without_megatron
+from slime_cpu import sglang_standins
+from slime_cpu.sglang_standins import StandinFinder, compile_nothing, install, really_imports, without_megatron
 
 NAMES = ("sgl_kernel", "torchvision", "IPython", "triton")
 

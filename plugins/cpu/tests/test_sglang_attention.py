@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from slime.cpu import sglang_attention
-from slime.cpu.sglang_attention import Places, Running, batched_decode, batched_extend
-from slime.cpu.sglang_patches import padded
+from slime_cpu import sglang_attention
+from slime_cpu.sglang_attention import Places, Running, batched_decode, batched_extend
+from slime_cpu.sglang_patches import padded
 
 HEADS, KV_HEADS, HEAD = 4, 2, 8
 

@@ -46,7 +46,7 @@ def names_in(code: types.CodeType) -> Iterator[str]:
 def test_every_megatron_core_module_imports_under_the_hook() -> None:
     words = run("""
 import importlib, pkgutil
-from slime.cpu.megatron import install
+from slime_cpu.megatron import install
 install()
 import megatron.core
 count = 0
@@ -67,7 +67,7 @@ def test_the_hook_does_nothing_if_cuda_is_available() -> None:
 import sys, torch
 torch.cuda.is_available = lambda: True
 before, cuda = list(sys.meta_path), dict(vars(torch.cuda))
-from slime.cpu.megatron import install
+from slime_cpu.megatron import install
 install()
 print(sys.meta_path == before, dict(vars(torch.cuda)) == cuda)
 """)
@@ -78,7 +78,7 @@ print(sys.meta_path == before, dict(vars(torch.cuda)) == cuda)
 def test_rewritten_bytecode_is_cached_under_a_name_of_its_own(tmp_path: Path) -> None:
     """Rewriting takes two seconds of CPU time in each rank; an import without the hook must not get its result."""
     parse = "import ast, sys\nparsed = []\nparse = ast.parse\nast.parse = lambda *a: parsed.append(a) or parse(*a)\n"
-    hook = "from slime.cpu.megatron import install\ninstall()\n"
+    hook = "from slime_cpu.megatron import install\ninstall()\n"
     ask = "import megatron.core.parallel_state as m\nprint(sum('megatron' in str(a[1:]) for a in parsed))\n"
     ask += "print(hasattr(m, '__cpu_as_cuda__'))"
     cached = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
@@ -95,7 +95,7 @@ def test_rewritten_bytecode_is_cached_under_a_name_of_its_own(tmp_path: Path) ->
 def test_install_twice_adds_one_finder() -> None:
     words = run("""
 import sys
-from slime.cpu.megatron import CpuFinder, install
+from slime_cpu.megatron import CpuFinder, install
 install(); install()
 print(sys.meta_path.count(CpuFinder))
 """)
@@ -105,7 +105,7 @@ print(sys.meta_path.count(CpuFinder))
 def test_install_after_megatron_was_imported_is_refused_with_its_name() -> None:
     words = run("""
 import megatron.core.enums
-from slime.cpu.megatron import install
+from slime_cpu.megatron import install
 from slime.errors import TrainerError
 try:
     install()
@@ -118,7 +118,7 @@ except TrainerError as error:
 def test_rewritten_modules_work_in_a_thread_and_do_not_change_torch() -> None:
     words = run("""
 import threading, torch
-from slime.cpu.megatron import install
+from slime_cpu.megatron import install
 install()
 from megatron.core.tensor_parallel.random import _get_cuda_rng_state
 from megatron.core.distributed import param_and_grad_buffer as module

@@ -1,4 +1,4 @@
-"""Memory of a CPU engine: that which a trainer shares with it, and that which it releases.
+"""Memory of a CPU engine: what a trainer shares with it, and what it releases.
 
 `/release_memory_occupation` and `/resume_memory_occupation` of stock SGLang only pretend on a CPU.
 
@@ -9,7 +9,6 @@ from their release until they are sent again.
 
 from __future__ import annotations
 
-import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.cpu.memory import USED_PAGES, drop_pages, pages_missing, return_freed
+from slime.kit.processes import return_freed
+from slime_cpu.memory import USED_PAGES, drop_pages, pages_missing
 
 #: SGLang's names of kinds of memory
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
@@ -30,13 +30,11 @@ _SHARED_FILES = 2
 _MOST_NAMES = 5
 
 
-def open_shared_weights() -> None:
-    """Let the trainer share unnamed files of its own: see `slime.weights.transports.tensor`.
+def opening_shared_weights(rebuild: Callable[..., Any]) -> Callable[..., Any]:
+    """`rebuild_storage_filename` that opens the trainer's unnamed files: see `slime.weights.transports.tensor`.
 
     They stay mapped until others take their place, since the first look at each page of a new mapping costs a fault.
     """
-    reductions: Any = importlib.import_module("torch.multiprocessing.reductions")
-    rebuild = reductions.rebuild_storage_filename
     mapped: OrderedDict[bytes, Any] = OrderedDict()
 
     def open_or_rebuild(kind: Any, manager: bytes, handle: bytes, size: int, *others: Any) -> Any:
@@ -49,15 +47,7 @@ def open_shared_weights() -> None:
         mapped.move_to_end(handle)
         return mapped[handle]
 
-    reductions.rebuild_storage_filename = open_or_rebuild
-
-
-def release_memory_for_real() -> None:
-    """Make the two calls release and check memory, besides what they do."""
-    module = importlib.import_module("sglang.srt.managers.scheduler_components.weight_updater")
-    manager = module.SchedulerWeightUpdaterManager
-    manager.release_memory_occupation = releasing(manager.release_memory_occupation)
-    manager.resume_memory_occupation = resuming(manager.resume_memory_occupation)
+    return open_or_rebuild
 
 
 def releasing(release: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import slime.train  # noqa: F401 - installs the hook on imports of megatron.core
-from slime.cpu.megatron_fixes import add_weight_gradient, swiglu, swiglu_back
+from slime_cpu.megatron_fixes import add_weight_gradient, swiglu, swiglu_back
 
 
 def test_swiglu_and_its_gradient() -> None:

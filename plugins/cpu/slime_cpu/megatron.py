@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from slime.cpu.megatron_fixes import FIXES
 from slime.errors import TrainerError
+from slime_cpu.megatron_fixes import FIXES
 
 _PACKAGE = "megatron.core"
 _STAND_IN = "__cpu_as_cuda__"
@@ -37,7 +37,7 @@ def install() -> None:
     early = sorted(name for name in sys.modules if name == _PACKAGE or name.startswith(_PACKAGE + "."))
     if early:
         raise TrainerError(
-            f"slime.cpu.megatron.install() ran after {early[0]} was imported ({len(early)} megatron.core modules are"
+            f"slime_cpu.megatron.install() ran after {early[0]} was imported ({len(early)} megatron.core modules are"
             " loaded), so they still call CUDA on a machine without it. Import slime.train (which installs the hook)"
             " before anything that imports megatron.core."
         )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from slime.cpu.sglang_siblings import Siblings, attend_siblings, find_siblings
+from slime_cpu.sglang_siblings import Siblings, attend_siblings, find_siblings
 
 #: a padded prompt batch may hold this many (query, key) pairs, and ...
 _MAX_PAIRS = 2**23

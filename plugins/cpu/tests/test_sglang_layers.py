@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.cpu.sglang_layers import one_norm, short_rotation
+from slime_cpu.sglang_layers import one_norm, short_rotation
 
 HEAD = 16
 

@@ -1,14 +1,13 @@
-"""Changes to single `megatron.core` modules after import, beyond the spelling of the device.
+"""Changes to single modules of megatron-core 0.16.1 on a CPU, beyond the spelling of the device.
 
-Each fix repairs a defect of megatron-core 0.16.1 without TransformerEngine (needed on GPUs too), replaces a call that
-bypasses `torch.cuda`, or avoids something slow on a CPU. `FIXES` maps the module's name to its fix on a CPU.
+Each fix replaces a call that bypasses `torch.cuda`, or avoids something slow on a CPU. `FIXES` maps the module's name
+to its fix, which runs right after the module was imported. (What is needed on any device without TransformerEngine is
+in `slime.train.repairs`.)
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import inspect
 import types
 from collections.abc import Callable, Iterator
@@ -19,37 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def _have_transformer_engine() -> bool:
-    return importlib.util.find_spec("transformer_engine") is not None
-
-
 def _no_compile(module: Any) -> None:
     """torch.compile needs a C++ compiler and minutes."""
     module.disable_jit_fuser()
-
-
-def _router_gemm(module: Any) -> None:
-    """0.16.1 reads this name in every MoE router, and binds it only with TransformerEngine (NameError)."""
-    module.__dict__.setdefault("te_general_gemm", None)
 
 
 def _random_state(module: Any) -> None:
     """The tensor-parallel RNG tracker calls torch._C directly."""
     module._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     module._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
-    _no_fp8(module)
-
-
-def _no_fp8(module: Any) -> None:
-    """Recomputing norms and up projections asks TransformerEngine about FP8."""
-    if not module.HAVE_TE:
-        module.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False)
-        module.activation_recompute_forward = module.fp8_autocast = lambda **_: contextlib.nullcontext()
-
-
-def _latent_attention(module: Any) -> None:
-    """0.16.1 sets HAVE_TE to True here without TransformerEngine."""
-    module.HAVE_TE = _have_transformer_engine()
 
 
 def _groups_of_one(module: Any) -> None:
@@ -131,23 +108,10 @@ def swiglu_back(grad: Tensor, gate_up: Tensor) -> Tensor:
     return out
 
 
-def repair_without_transformer_engine() -> None:
-    """Make experts, latent attention and recomputation run where TransformerEngine is not installed, on any device."""
-    if not _have_transformer_engine():
-        for name, fix in _WITHOUT_TE.items():
-            fix(importlib.import_module(name))
-
-
-_WITHOUT_TE: dict[str, Callable[[Any], None]] = {
-    "megatron.core.tensor_parallel.random": _no_fp8,
-    "megatron.core.transformer.moe.moe_utils": _router_gemm,
-    "megatron.core.transformer.multi_latent_attention": _latent_attention,
-}
 FIXES: dict[str, Callable[[Any], None]] = {
     "megatron.core.distributed.param_and_grad_buffer": _groups_of_one,
     "megatron.core.fusions.fused_bias_swiglu": _swiglu,
     "megatron.core.jit": _no_compile,
     "megatron.core.tensor_parallel.layers": _linear_layers,
-    **_WITHOUT_TE,
     "megatron.core.tensor_parallel.random": _random_state,
 }

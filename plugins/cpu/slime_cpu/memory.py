@@ -56,9 +56,3 @@ def pages_missing(ranges: Iterable[tuple[int, int]]) -> int:
             entries = array.array("Q", file.read(length // _PAGE * _ENTRY_BYTES))
             missing += sum(1 for entry in entries if not entry & _WRITTEN)
     return missing
-
-
-def return_freed() -> None:
-    """Give back what the allocator keeps of memory that was freed."""
-    if hasattr(_LIBC, "malloc_trim"):  # only glibc keeps so much
-        _LIBC.malloc_trim(ctypes.c_size_t(0))

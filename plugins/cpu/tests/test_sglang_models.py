@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from slime.cpu.sglang_models import OnDemand
+from slime_cpu.sglang_models import OnDemand
 
 #: of every name that SGLang knows after importing all its modules, the class found on demand before that
 COMPARE = """
 import json, sys
-from slime.engine.launch import prepare_cpu_host
-prepare_cpu_host()
+from slime_cpu.platform import CpuPlatform
+CpuPlatform().prepare_engine()
 from sglang.srt.models import registry
 loaded = [name for name in sys.modules if name.startswith("sglang.srt.models.")]
 one = registry.ModelRegistry.resolve_model_cls(["Qwen3ForCausalLM"])[0]

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch
 
-from slime.cpu.memory import drop_pages, pages_missing
-from slime.cpu.sglang_memory import cache_tensors, releasing, resuming
+from slime_cpu.memory import drop_pages, pages_missing
+from slime_cpu.sglang_memory import cache_tensors, releasing, resuming
 
 MIB = 2**20
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from slime.cpu import sglang_siblings
-from slime.cpu.sglang_attention import Places, Running, batched_decode
-from slime.cpu.sglang_siblings import Firsts, find_siblings, keep_out_short_answers, prompts_once
+from slime_cpu import sglang_siblings
+from slime_cpu.sglang_attention import Places, Running, batched_decode
+from slime_cpu.sglang_siblings import Firsts, find_siblings, keep_out_short_answers, prompts_once
 
 HEADS, KV_HEADS, HEAD, ROWS, WIDTH = 4, 2, 8, 40, 400
 
