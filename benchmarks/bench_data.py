@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.kit.readers import FeedOptions, PromptFeed
-from slime.kit.readers.feed.workers import Workers
+from slime.kit.readers.feed.workers import FeedWorkers
 from slime.kit.readers.rows import Columns
 from slime.kit.readers.tokenize import PromptFormat
 
@@ -136,7 +136,7 @@ def speed(path: Path, rows: int, tokenizer: FastTokenizer, how: FeedOptions) -> 
         first = time.perf_counter() - began
         for _ in range(min(rows // 10, 10_000)):
             feed.next()
-        pids = feed.performer.pids if isinstance(feed.performer, Workers) else []
+        pids = feed.performer.pids if isinstance(feed.performer, FeedWorkers) else []
         measured = rows - rows // 10
         began, own, others = time.perf_counter(), time.process_time(), sum(map(cpu_seconds, pids))
         for _ in range(measured):
@@ -186,7 +186,7 @@ def draw_big(path: str, definition: str, workers: int, rows: int) -> None:
     for _ in range(2):
         for _ in range(rows // 2):
             feed.next()
-        own = [peak_mib(pid) for pid in feed.performer.pids] if isinstance(feed.performer, Workers) else []
+        own = [peak_mib(pid) for pid in feed.performer.pids] if isinstance(feed.performer, FeedWorkers) else []
         peaks.append((peak_mib("self"), max(own, default=0.0)))
     print(json.dumps({"first": first, "before": before, "half": peaks[0], "end": peaks[1]}))
     feed.close()

@@ -142,6 +142,19 @@ NAMES_ALLOWED = {
     "kit.models": "cites papers, and names a scaling of rotary positions as config.json does",
 }
 
+#: public names that several classes have, with the reason
+SHARED_CLASS_NAMES = {
+    "Call": "what another process runs, and what a test's scripted policy was asked",
+    "Context": "what a component is built with, and what modules of the model share in a forward pass",
+    "Counts": "of tokens in a session, and of what the page shows",
+    "MicroBatch": "of the trainer, and the planner's prediction of it",
+    "Panel": "the protocol of plugins, and the page's own panels, which follow it",
+    "Pipeline": "from a prompt to a scored group, and pipeline parallelism",
+    "PromptFile": "the file, and what a checkpoint says of it",
+    "RewardModel": "the protocol of rewards, and the reward that asks a model",
+    "Siblings": "samples of one prompt, for the trainer and for engines on a CPU",
+}
+
 MAX_LINES = 500
 
 
@@ -319,6 +332,16 @@ def test_imports_are_absolute() -> None:
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     assert wrong == []
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places: dict[str, set[str]] = {}
+    for path in [*CORE_SOURCES, *(path for package in PLUGIN_PACKAGES for path in package.rglob("*.py"))]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(relative(path))
+    shared = {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED_CLASS_NAMES}
+    assert shared == {}, "rename one, or say in SHARED_CLASS_NAMES why both have the name"
 
 
 def test_benchmarks_and_examples_import_existing_names() -> None:

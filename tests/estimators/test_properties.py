@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime.plugin import EstimatorBatch
-from slime.registry.contracts import check_advantages, check_untouched, copy_batch
+from slime.registry.estimator_contract import check_advantages, check_untouched, copy_batch
 from tests.estimators.support import ALL, GROUPED, batch_of, batches, make, tokens
 
 OPTIONS: dict[str, dict[str, Any]] = {

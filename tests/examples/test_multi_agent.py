@@ -12,8 +12,7 @@ import pytest
 from tests.support.python import run_python
 
 from slime.plugin import Sample, SamplingParams
-from slime.registry.contracts import Snapshot, check_generated
-from slime.registry.costly_contracts import check_tokens_generated
+from slime.registry.contracts import Snapshot, check_generated, check_tokens_generated
 from slime.testing import Say, ScriptedPolicy, make_sample, make_tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "multi-agent"

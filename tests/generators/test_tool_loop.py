@@ -12,8 +12,7 @@ import pytest
 from slime.config import RunConfig
 from slime.config.options import DataOptions, RolloutOptions
 from slime.plugin import Context, Sample, SamplingParams, Status
-from slime.registry.contracts import Snapshot, check_generated
-from slime.registry.costly_contracts import check_tokens_generated
+from slime.registry.contracts import Snapshot, check_generated, check_tokens_generated
 from slime.testing import Say, ScriptedPolicy, make_context, make_sample, make_tokenizer
 from slime.testing.samples import CHARACTERS, STOP, encode
 from slime_generators.options import ToolLoopOptions

@@ -23,7 +23,6 @@ WATCHERS = (
     "errors.py",
     "raised.py",
     "kit/processes/",
-    "plugins/costly_contracts.py",
     "rollout/stall.py",
     "data/token_log.py",
     "run/token_log.py",

@@ -59,7 +59,7 @@ def command(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _end_beside_threads(code: int) -> NoReturn:
-    """End this process while daemon threads run, such as that of a tracker that hangs.
+    """End this process while daemon threads run, such as the thread of a tracker that hangs.
 
     Python would take itself apart while they run, and crash if one is in native code: an interrupted run ended with
     SIGSEGV instead of 130.

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from slime.cli.text_layout import hanging, table
 from slime.config.values import describe
-from slime.registry.component import LIMITED_KINDS, Component, Limits
+from slime.registry.component import LIMITED_KINDS, CallLimits, Component
 from slime.registry.find import FoundPlugin
 from slime.registry.kinds import KINDS
 from slime.registry.provenance import source_of
@@ -98,10 +98,10 @@ def options_table(component: Component, prefix: str) -> str:
         prefix: What stands before an option's name, such as `--reward.`.
     """
     rows = []
-    for model in (component.spec.options, *([Limits] if component.kind in LIMITED_KINDS else [])):
+    for model in (component.spec.options, *([CallLimits] if component.kind in LIMITED_KINDS else [])):
         for name, info in model.model_fields.items():
             default = _default(info)
-            if model is Limits and name == "timeout_s":
+            if model is CallLimits and name == "timeout_s":
                 own = component.spec.timeout_s
                 default = "the run's --rollout-timeout-s" if own is None else f"{own:g}"
             option = f"{prefix}{name.replace('_', '-')}"

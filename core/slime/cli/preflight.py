@@ -254,7 +254,7 @@ def _check_checkpoints(
     *,
     unevaluated: bool,
 ) -> Checkpoint | Fallback | None:
-    """Check the checkpoints to start from and the folders to write to, and that the run may continue that of --load.
+    """Check the checkpoints to start from and the folders to write to, and that the run may continue the run of --load.
 
     Returns:
         The checkpoint of --load, or the one before it that is intact.

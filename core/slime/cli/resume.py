@@ -1,4 +1,4 @@
-"""`slime train --resume`: continues the run of a run folder, or with `auto` starts or continues that of its command."""
+"""`slime train --resume`: continues the run in a folder, or with `auto` starts or continues the command's run."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-#: width of help texts, which is that of the narrowest usual terminal; and the column of the explanations
+#: width of help texts, as of the narrowest usual terminal; and the column of the explanations
 WIDTH, _COLUMN = 80, 30
 #: width of a pipe or a file, whose lines are not wrapped
 _UNLIMITED = 1_000_000
@@ -20,7 +20,7 @@ def block(title: str, lines: Iterable[str]) -> str:
 def hanging(label: str, text: str, width: int | None = None) -> Iterator[str]:
     """`label` and beside it `text`, wrapped at `width`; a word that is longer, such as a path, stays whole.
 
-    The default width is that of the terminal (or COLUMNS); in a pipe or a file nothing is wrapped.
+    The default width is the terminal's (or COLUMNS); in a pipe or a file nothing is wrapped.
     """
     room = terminal_width() if width is None else width
     yield from textwrap.wrap(

@@ -163,7 +163,7 @@ def run_folder(config: RunConfig) -> Path:
         ConfigError: The run's name would lead out of the output folder.
     """
     name = config.run.run_name
-    # Line breaks and escape codes would be those of the terminal that shows the name, and of logs.
+    # Line breaks and escape codes would act on the terminal that shows the name, and on logs.
     if not name or name in (".", "..") or "/" in name or not name.isprintable():
         raise ConfigError(f"--run-name {name!r} cannot name a folder in --output-dir {config.run.output_dir}")
     return Path(config.run.output_dir) / name

@@ -1,4 +1,4 @@
-"""The help of `slime train`: its own options, those of the chosen components, and those of the engines."""
+"""The help of `slime train`: slime's own options, the chosen components' and the engines'."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Demo:
             await asyncio.sleep(0.1)
 
     async def finished(self) -> str:
-        """Until the run is finished; what is to be said of it.
+        """Wait until the run is finished. Returns what to tell the user about it.
 
         Raises:
             SlimeError: It has failed.

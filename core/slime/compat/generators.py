@@ -197,7 +197,7 @@ def _check_own_reward(reward: object) -> None:
 
 
 def _by_name(sampling: SamplingParams) -> dict[str, Any]:
-    """The parameters in the engine's form, without those that are not set."""
+    """The parameters in the engine's form; what is not set is left out."""
     values = asdict(sampling)
     del values["evaluation"], values["routed_from"]
     lists = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -115,7 +115,7 @@ def _methods(made: type) -> Iterator[tuple[str, Signature]]:
 
 
 class ByName:
-    """A callable that is called with those of the offered values for which it has parameters."""
+    """A callable that is called with the offered values for which it has parameters."""
 
     def __init__(self, function: Callable[..., Any], title: str) -> None:
         #: its name for messages
@@ -134,7 +134,7 @@ class ByName:
         return cls(local.load(), local.title)
 
     def __call__(self, **offered: Any) -> Any:
-        """Call it with those of the offered values for which it has parameters."""
+        """Call it with the offered values for which it has parameters."""
         chosen = {name: offered[name] for name in self._signature.parameters if name in offered and name in self.names}
         bound = inspect.BoundArguments(self._signature, chosen)
         return self._function(*bound.args, **bound.kwargs)

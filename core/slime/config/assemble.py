@@ -131,7 +131,7 @@ def _checked(options: type[Section], items: Mapping[str, Setting], problems: lis
 def _assign_options(slot: Slot, options: Mapping[str, Setting], items: dict[str, Setting], problems: list[str]) -> None:
     """Assign options from flags to the components of a slot that accepts several.
 
-    `--SLOT.OPTION` sets the option of the only component, `--SLOT.NAME.OPTION` that of the component NAME.
+    `--SLOT.OPTION` sets an option of the only component, `--SLOT.NAME.OPTION` one of the component NAME.
     """
     stated = items.get(slot.key) or Setting(list(slot.default), f"--{slot.name}")
     choices = [{"name": one} if isinstance(one, str) else copy.deepcopy(one) for one in stated.value]

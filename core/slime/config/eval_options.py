@@ -1,4 +1,4 @@
-"""Options of held-out evaluation: those of all sets, and those of one set."""
+"""Options of held-out evaluation, for all sets and for a single set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 class EvalSetOptions(Section):
-    """One evaluation set: an `[[evaluation.sets]]` table. Missing options are those of all sets."""
+    """One evaluation set: an `[[evaluation.sets]]` table. What it leaves out is as for all sets."""
 
     name: str
     path: PathText

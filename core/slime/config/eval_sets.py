@@ -126,7 +126,7 @@ def evaluation(config: RunConfig) -> Iterator[str]:
 
 
 def rewards_of_sets(config: RunConfig) -> Iterator[str]:
-    """Every set needs a reward: its own, the run's, or that of the user's generate function."""
+    """Every set needs a reward: its own, the run's, or one from the user's generate function."""
     reward, rollout = config.reward, config.rollout
     if reward.reward or reward.terms or reward.custom_rm_path:
         return

@@ -1,4 +1,4 @@
-"""All flags of `slime train`, by name: slime's own, derived from its options, and those of Megatron and SGLang."""
+"""All flags of `slime train`, by name: slime's own, derived from its options, and Megatron's and SGLang's."""
 
 from __future__ import annotations
 

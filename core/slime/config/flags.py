@@ -66,6 +66,6 @@ class Setting:
 class Settings:
     """The settings of one source, and the problems found while reading them."""
 
-    #: (target, key) -> setting; the target is that of a flag, or `COMPONENT` and a slot
+    #: (target, key) -> setting; the target is a flag's, or `COMPONENT` and a slot
     items: dict[tuple[str, str], Setting] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

@@ -27,7 +27,7 @@ def read_run_file(path: str | Path) -> Settings:
     except ValueError as error:
         raise ConfigError(f"run file {path}: {error}") from None
     try:
-        # Reading a pipe would wait for whoever writes to it.
+        # Reading a pipe would wait until something is written to it.
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
             raise ConfigError(f"run file {path} is not a file, but a pipe, a device or a socket")
         # Some editors begin UTF-8 files with a byte-order mark.

@@ -225,7 +225,7 @@ def read_expression(word: str) -> Any:
         return word
 
 
-#: most items in a list that an expression makes, including those of lists in it
+#: most items in a list that an expression makes, nested lists included
 _MAX_ITEMS = 100_000
 
 

@@ -214,7 +214,7 @@ def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
 
 
 def disk_full(error: Exception, path: Path | None = None) -> str:
-    """The message about a full disk, in one line. Without `path`, that of the error, if it has one."""
+    """The message about a full disk, in one line. Without `path`, the error's own, if it has one."""
     named = getattr(error, "filename", None)
     file = path if path is not None else None if named is None else Path(str(named))
     if file is None:

@@ -11,7 +11,7 @@ from slime.errors import without_escapes
 from slime.errors.raised import LOG_FORMAT, ONLY_IN_LOGS
 
 FILE_NAME = "driver.log"
-#: separates the lines of a run from those of an earlier one in the same folder
+#: separates a run's lines from an earlier run's in the same folder
 _NEW_RUN = "=== the run begins here, or begins again ==="
 #: bytes at the end of a log in which its last line is looked for
 _TAIL_BYTES = 4096

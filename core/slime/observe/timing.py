@@ -46,14 +46,14 @@ class BusyClock:
 
     @property
     def seconds(self) -> float:
-        """Busy seconds so far, including those of activities still running."""
+        """Busy seconds so far, including activities that are still running."""
         return self._seconds + (self._clock() - self._since if self._running else 0.0)
 
 
 class EngineClock:
     """Counts the seconds in which at least one of several overlapping requests was inside an engine.
 
-    An engine says how long it had a request. The rest of the time until the answer is that of client, router and HTTP.
+    An engine says how long it had a request. Client, router and HTTP take the rest of the time until the answer.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,7 +66,7 @@ class EngineClock:
 
         All of the time is the engine's if it says nothing, as for a request that it lost.
         """
-        # Its way back was short, and as long as that of the others.
+        # Its way back took no longer than the others'.
         now = self.now()
         self._spans.append((since if inside is None else max(since, now - inside), now))
 

@@ -88,8 +88,8 @@ class RewardModel(Protocol):
 class DataSource(Protocol):
     """Contract of kind `datasource`.
 
-    slime tracks the groups it has taken: finished ones wait in its own buffer, and it generates again those that were
-    cut short or were in flight when a checkpoint was saved. Nothing is returned to the source.
+    slime tracks the groups it has taken: finished ones wait in its own buffer, and it generates again what was cut
+    short or in flight when a checkpoint was saved. Nothing is returned to the source.
 
     A source may also have these methods:
 

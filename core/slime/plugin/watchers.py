@@ -120,7 +120,7 @@ class Panel(Protocol):
     """
 
     def draw(self, run: RunView) -> Sequence[Curves | Table | Note]:
-        """Draw what is to be seen of a run.
+        """Draw a part of a run.
 
         Args:
             run: The run. It is read only; no two calls need to see the same.

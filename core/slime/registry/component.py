@@ -177,7 +177,7 @@ def remedy_for(found: FoundPlugin, error: BaseException | None = None) -> str:
 LIMITED_KINDS = frozenset(kind.name for kind in KINDS.values() if kind.limited)
 
 
-class Limits(Options):
+class CallLimits(Options):
     """Options that the kernel gives every component of a limited kind, such as `--reward.timeout-s 5`."""
 
     timeout_s: float | None = Field(default=None, gt=0, description="seconds a call may take; default: the component's")
@@ -186,17 +186,17 @@ class Limits(Options):
     )
 
 
-def checked_options(component: Component, options: Mapping[str, Any]) -> tuple[Options, Limits]:
+def checked_options(component: Component, options: Mapping[str, Any]) -> tuple[Options, CallLimits]:
     """The component's options and its limits, validated.
 
     Raises:
         ConfigError: Options are unknown, missing or invalid; the message names each of them.
     """
-    limits = Limits.model_fields if component.kind in LIMITED_KINDS else {}
+    limits = CallLimits.model_fields if component.kind in LIMITED_KINDS else {}
     made: list[Options] = []
     problems: list[str] = []
-    for model in (component.spec.options, Limits):
-        stated = {name: value for name, value in options.items() if (name in limits) == (model is Limits)}
+    for model in (component.spec.options, CallLimits):
+        stated = {name: value for name, value in options.items() if (name in limits) == (model is CallLimits)}
         try:
             made.append(model.model_validate(stated))
         except ValidationError as error:
@@ -205,7 +205,7 @@ def checked_options(component: Component, options: Mapping[str, Any]) -> tuple[O
     if problems:
         raise ConfigError(f"options of {component.title}: {'; '.join(problems)}")
     own, limited = made
-    assert isinstance(limited, Limits)
+    assert isinstance(limited, CallLimits)
     return own, limited
 
 

@@ -1,26 +1,25 @@
 """What each kind of component must return, as functions that raise `PluginContractError`.
 
 The kernel calls them on everything that a component returns during a run, and `slime.testing` on what it returns in an
-author's tests. Messages have no subject; the caller puts the component's name in front.
+author's tests. Messages have no subject; the caller puts the component's name in front. The checks of estimators are in
+`estimator_contract`.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import math
+import pickle
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any
 
 from slime.errors import PluginContractError
-from slime.plugin import Advantages, EstimatorBatch, Reward, Selection
+from slime.plugin import Generation, Reward, Selection
 from slime.plugin.columns import check_columns
 from slime.types import Group, Sample, Status
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def check_groups(groups: Sequence[Group], count: int, samples_per_prompt: int) -> None:
@@ -239,7 +238,7 @@ def _check_tokens(sample: Sample) -> None:
 
 
 def _check_prompt(sample: Sample, prompt_tokens: Sequence[int]) -> None:
-    """Check that the tokens before the response are those of the pending sample."""
+    """Check that the prompt tokens are the pending sample's."""
     expected = len(prompt_tokens)
     if sample.prompt_length != expected or sample.tokens[:expected] != prompt_tokens:
         raise PluginContractError(
@@ -315,144 +314,98 @@ def check_selection(selection: object, size: int, want: int) -> Selection:
     return selection
 
 
-def check_advantages(answer: object, masks: Sequence[Tensor], *, returns: bool = False) -> Advantages:
-    """An estimator's advantages and returns, as N x [T_i] float32 on the CPU.
+# --- the costlier rules --------------------------------------------------------------------------------
+# Each needs a second call or a copy, so a run checks it on its first batches only (`--passive-checks`), and an author's
+# tests always. They find what a single result cannot show: randomness in a reward that claims to be deterministic,
+# changes to samples that may only be read, and training on tokens that the policy did not generate.
+
+
+def recheck_rewards(first: Sequence[Reward], again: Sequence[Reward]) -> None:
+    """Raise `PluginContractError` unless a deterministic reward scored the same samples twice alike."""
+    if len(first) != len(again):
+        raise PluginContractError(f"returned {len(first)} rewards, then {len(again)} for the same samples")
+    for index, (one, two) in enumerate(zip(first, again, strict=True)):
+        # Not equal: rounding may depend on which samples are scored together.
+        before, after = {**one.parts, "value": one.value}, {**two.parts, "value": two.value}
+        for name in before.keys() | after.keys():
+            old, new = before.get(name), after.get(name)
+            if old is None or new is None or not math.isclose(old, new, rel_tol=1e-6, abs_tol=1e-9):
+                raise PluginContractError(
+                    f"scored sample {index} with {name} = {old}, then with {name} = {new}; expected the same twice"
+                    " (a reward that depends on chance, time or other samples needs deterministic=False in its spec)"
+                )
+        if different := _different_column(one, two):
+            raise PluginContractError(
+                f"scored sample {index} with another column {different!r} the second time; expected the same twice (a"
+                " reward that depends on chance, time or other samples needs deterministic=False in its spec)"
+            )
+
+
+def _different_column(one: Reward, two: Reward) -> str | None:
+    import numpy as np
+
+    for name in sorted(one.columns.keys() | two.columns.keys()):
+        old, new = (np.asarray(reward.columns.get(name, ()), dtype=np.float32) for reward in (one, two))
+        if old.shape != new.shape or not np.allclose(old, new, rtol=1e-6, atol=1e-9, equal_nan=True):
+            return name
+    return None
+
+
+def copy_samples(samples: Sequence[Sample]) -> list[Sample]:
+    """Copies that share nothing with `samples`: to score again, or to compare with later."""
+    return deepcopy(list(samples))
+
+
+def check_samples_untouched(before: Sequence[Sample], after: Sequence[Sample]) -> None:
+    """Raise `PluginContractError` if a component wrote to samples that it may only read.
 
     Args:
-        answer: What the estimator returned.
-        masks: N x [T_i] the loss masks of its input.
-        returns: Whether returns are needed for a critic.
+        before: `copy_samples` of them, made before the call.
+        after: The samples after the call.
+    """
+    if len(before) != len(after):
+        raise PluginContractError(f"received a list of {len(before)} samples, and left {len(after)} in it")
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        for column in fields(Sample):
+            was, now = getattr(old, column.name), getattr(new, column.name)
+            if was is not now and not _same(was, now):
+                raise PluginContractError(
+                    f"changed Sample.{column.name} of sample {index}; it must not change the samples (copy them first)"
+                )
+
+
+def check_tokens_generated(samples: Sequence[Sample], generations: Sequence[Generation]) -> None:
+    """Check that every token that is trained on was generated by the policy.
+
+    The log-probs of a sample that has `rollout_log_probs` are checked too.
+
+    Args:
+        samples: What a generator returned for one pending sample.
+        generations: Everything the policy answered while it worked.
 
     Raises:
-        PluginContractError: The tensors do not fit the masks, are not finite, or advantages are not zero where the mask
-            is zero.
+        PluginContractError: Some were not; most often the response was tokenized again from its text.
     """
-    if not isinstance(answer, Advantages):
-        raise PluginContractError(f"returned {type(answer).__name__}; expected slime.plugin.Advantages.")
-    advantages = _checked("advantages", answer.advantages, masks, zero_outside=True)
-    if not returns:
-        return Advantages(advantages)
-    if answer.returns is None:
-        raise PluginContractError("returned no returns; expected one per token, to train the critic.")
-    return Advantages(advantages, _checked("returns", answer.returns, masks, zero_outside=False))
-
-
-class CopiedWhenRead(Sequence[dict[str, Any]]):
-    """Samples' metadata, of which each is copied when it is read first.
-
-    A reader gets dictionaries of its own. Those that nobody reads, which can hold whole conversations, cost nothing.
-    """
-
-    def __init__(self, rows: Sequence[dict[str, Any]], order: Sequence[int] | None = None) -> None:
-        """`order`: indices of the rows in the order to show them in; default: the same order."""
-        self._rows = rows
-        self._order = range(len(rows)) if order is None else order
-        self._copies: dict[int, dict[str, Any]] = {}
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
-
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        places = range(len(self))[index]
-        return self._copy(places) if isinstance(places, int) else [self._copy(place) for place in places]
-
-    def _copy(self, place: int) -> dict[str, Any]:
-        if place not in self._copies:
-            self._copies[place] = copy.deepcopy(self._rows[self._order[place]])
-        return self._copies[place]
-
-    def reordered(self, order: Sequence[int]) -> CopiedWhenRead:
-        """The same rows, without changes that a reader made, in another order."""
-        return CopiedWhenRead(self._rows, [self._order[place] for place in order])
-
-
-def copy_batch(batch: EstimatorBatch, order: Sequence[int] | None = None) -> EstimatorBatch:
-    """A copy that shares no memory with `batch`.
-
-    Args:
-        batch: A batch of N samples.
-        order: [N] indices of the samples in the order of the copy; default: the same order.
-    """
-    import torch
-
-    indices = range(len(batch.loss_masks)) if order is None else order
-    index_tensor = torch.tensor(list(indices), dtype=torch.int64)
-    columns: dict[str, Any] = {}
-    for column in fields(batch):
-        value = getattr(batch, column.name)
-        if column.name == "columns":
-            columns[column.name] = {name: [part[i].clone() for i in indices] for name, part in value.items()}
-        elif isinstance(value, Mapping):
-            columns[column.name] = {name: part[index_tensor] for name, part in value.items()}
-        elif isinstance(value, Sequence) and not value:  # `metadata` in batches that authors make without it
-            columns[column.name] = []
-        elif isinstance(value, CopiedWhenRead):
-            columns[column.name] = value.reordered(indices)
-        elif isinstance(value, list):
-            columns[column.name] = [
-                value[index].clone() if isinstance(value[index], torch.Tensor) else copy.deepcopy(value[index])
-                for index in indices
-            ]
-        elif value is not None:
-            columns[column.name] = value[index_tensor]
-    return replace(batch, **columns)
-
-
-def check_untouched(before: EstimatorBatch, after: EstimatorBatch) -> None:
-    """Raise `PluginContractError` if an estimator changed its input."""
-    import torch
-
-    for column in fields(before):
-        if column.name == "metadata":  # nothing reads it after the estimator, and values of any type cannot be compared
+    pairs = {pair for answer in generations for pair in zip(answer.tokens, answer.log_probs, strict=True)}
+    known = {token for token, _ in pairs}
+    for sample in samples:
+        if not sample.trainable:
             continue
-        old, new = _parts(getattr(before, column.name)), _parts(getattr(after, column.name))
-        same = len(old) == len(new) and all(a.shape == b.shape for a, b in zip(old, new, strict=True))
-        if not same or (old and not torch.allclose(torch.cat(old), torch.cat(new), rtol=0, atol=0, equal_nan=True)):
+        response = sample.tokens[sample.prompt_length :]
+        mask = sample.loss_mask or [1] * len(response)
+        log_probs = sample.rollout_log_probs
+        for index, (token, trained) in enumerate(zip(response, mask, strict=True)):
+            if not trained or (token in known and (log_probs is None or (token, log_probs[index]) in pairs)):
+                continue
+            got = f"token {token}" if log_probs is None else f"token {token} with log-prob {log_probs[index]}"
             raise PluginContractError(
-                f"changed batch.{column.name}; an estimator must not change its input (clone it first)."
+                f"trains on response token {index}, {got}, which the policy did not generate; expected the tokens and"
+                " log-probs of Generation, and loss_mask 0 on every other token"
             )
 
 
-def _parts(value: Tensor | list[Tensor] | Mapping[str, Tensor | list[Tensor]] | None) -> list[Tensor]:
-    if isinstance(value, Mapping):
-        return [part for one in value.values() for part in _parts(one)]
-    return [] if value is None else value if isinstance(value, list) else [value]
-
-
-def _checked(column: str, values: Sequence[Tensor], masks: Sequence[Tensor], *, zero_outside: bool) -> list[Tensor]:
-    import torch
-
-    if len(values) != len(masks):
-        raise PluginContractError(
-            f"returned {len(values)} {column}; expected one tensor for each of {len(masks)} samples."
-        )
-    for i, (part, mask) in enumerate(zip(values, masks, strict=True)):
-        if not isinstance(part, torch.Tensor) or part.shape != mask.shape:
-            got = tuple(part.shape) if isinstance(part, torch.Tensor) else type(part).__name__
-            raise PluginContractError(
-                f"returned {column} of sample {i} as {got}; expected a tensor of the mask's shape {tuple(mask.shape)}."
-            )
-    if not masks:
-        return []
-    # One vector for the rest: a batch has thousands of short samples.
-    flat, mask = torch.cat(list(values)).detach().to("cpu", torch.float32), torch.cat(list(masks))
-    lengths = [part.numel() for part in masks]
-    checks = [(~torch.isfinite(flat), "finite numbers")]
-    if zero_outside:
-        checks.append((flat.ne(0) & mask.eq(0), "0, because the token's loss mask is 0"))
-    for wrong, expected in checks:
-        if bool(wrong.any()):
-            at = int(wrong.nonzero()[0])
-            value, sample = float(flat[at]), 0
-            while at >= lengths[sample]:
-                at, sample = at - lengths[sample], sample + 1
-            raise PluginContractError(
-                f"returned {column} of sample {sample}: token {at} is {value}; expected {expected}."
-            )
-    return list(torch.split(flat, lengths))
+def _same(was: object, now: object) -> bool:
+    try:
+        return bool(was == now)
+    except (ValueError, TypeError, RuntimeError):  # arrays and tensors in metadata or multimodal inputs
+        return pickle.dumps(was) == pickle.dumps(now)

@@ -63,7 +63,7 @@ class FoundPlugin:
         return f" ({urls[0].partition(',')[2].strip()})" if urls else ""
 
     def is_called(self, *names: str) -> bool:
-        """Whether one of the names is its id or that of its distribution."""
+        """Whether one of the names is its id or its distribution."""
         return any(name == self.name or canonical(name) == canonical(self.distribution) for name in names)
 
     @property

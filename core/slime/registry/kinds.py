@@ -113,7 +113,7 @@ class Kind:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Methods that the built object must have: those of the protocol."""
+        """Methods that the built object must have: the protocol's."""
         return tuple(name for name, member in vars(self.protocol).items() if callable(member) and name[0] != "_")
 
     @property

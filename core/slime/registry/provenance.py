@@ -162,7 +162,7 @@ def check_saved(
     """
     if saved.get("format") != FORMAT:
         raise PluginLoadError(f"plugins.json has format {saved.get('format')!r}, this slime reads format {FORMAT}")
-    #: how code changed -> the components; those of one distribution usually change together
+    #: how code changed -> the components; components of one distribution usually change together
     changes: dict[str, list[str]] = {}
     for slot, was in saved["used"].items():
         if was["kind"] in ("tracker", "panel"):

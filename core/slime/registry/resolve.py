@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.errors import ConfigError
 from slime.plugin import Context, EstimatorSpec, Options
-from slime.registry.component import Component, Limits
+from slime.registry.component import CallLimits, Component
 from slime.registry.function_path import is_reference
 from slime.registry.kinds import BATCH_FUNCTIONS, KINDS, Kind, Slot
 
@@ -45,7 +45,7 @@ class Resolved:
     use: Use
     component: Component
     options: Options
-    limits: Limits
+    limits: CallLimits
 
     def build(self, context: Context) -> Any:
         """The component's object. Raises as `Component.build` does."""

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from slime.errors import PluginLoadError, did_you_mean, one_line
 from slime.errors.redaction import is_secret
 from slime.plugin import API_VERSION, EstimatorSpec, GeneratorSpec, Options, RewardSpec
-from slime.registry.component import LIMITED_KINDS, Component, Limits, remedy_for
+from slime.registry.component import CallLimits, Component, remedy_for
 from slime.registry.find import OWN_DISTRIBUTION, FoundPlugin
 from slime.registry.kinds import KINDS, Kind
 from slime.registry.observers import hook_of
@@ -140,7 +140,8 @@ def check_spec(spec: object, kind: Kind) -> None:
         raise Defect(f"{title} has factory {spec.factory!r}, but there is no module {spec.factory.partition(':')[0]}")
     if not (isinstance(spec.options, type) and issubclass(spec.options, Options)):
         raise Defect(f"{title} has options {spec.options!r}, expected a subclass of slime.plugin.Options")
-    reserved = sorted(set(Limits.model_fields) & set(spec.options.model_fields)) if kind.name in LIMITED_KINDS else []
+    limits = CallLimits.model_fields if kind.limited else {}
+    reserved = sorted(set(limits) & set(spec.options.model_fields))
     if reserved:
         raise Defect(
             f"{title} has the option {reserved[0]}, a name that slime uses for an option of every {kind.title}",

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from slime.errors import ErrorBudgetError, PluginContractError
 from slime.errors.raised import Raised, log_of_this_process
 from slime.observe.samples import write_failed
-from slime.registry.costly_contracts import check_samples_untouched, copy_samples
+from slime.registry.contracts import check_samples_untouched, copy_samples
 from slime.types import Sample, Status
 
 T = TypeVar("T")

@@ -17,8 +17,7 @@ from slime.engine.client import FairSlots
 from slime.errors import EngineError, PluginContractError
 from slime.errors.raised import report
 from slime.plugin import Generation, Generator, SamplingParams
-from slime.registry.contracts import Snapshot, check_cut_short, check_generated
-from slime.registry.costly_contracts import check_tokens_generated
+from slime.registry.contracts import Snapshot, check_cut_short, check_generated, check_tokens_generated
 from slime.rollout.failures import Cause, Health, PassiveChecks, all_or_first_error, fault_of, mark
 from slime.rollout.policy_session import GRACE_S, AbortablePolicy, BatchContext, PolicySession
 from slime.rollout.rewards import Scorer

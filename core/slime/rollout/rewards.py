@@ -25,8 +25,7 @@ from slime.kit.processes import Call, CallFailedError, CallRaisedError, CallTime
 from slime.observe.timing import BusyClock
 from slime.plugin import Context, Reward, RewardModel, RewardSpec
 from slime.registry.component import LocalComponent
-from slime.registry.contracts import check_reward, check_rewards
-from slime.registry.costly_contracts import recheck_rewards
+from slime.registry.contracts import check_reward, check_rewards, recheck_rewards
 from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.registry.resolve import Use
 from slime.rollout.failures import (

@@ -15,7 +15,7 @@ from slime.registry.component import Component, checked_options
 from slime.registry.kinds import KINDS
 from slime.testing.context import make_context
 from slime.testing.family_numbers import assert_family_matches_transformers
-from slime.testing.rules import Caller, Contract, Outcome, Subject
+from slime.testing.rules import Caller, Contract, ContractOutcome, Subject
 
 #: words in the name of an option that is the file of a data source
 _FILE_OPTIONS = ("path", "file", "data")
@@ -23,7 +23,7 @@ _FILE_OPTIONS = ("path", "file", "data")
 
 def check_component(
     component: Component, options: Mapping[str, Any] | None = None, *, numbers: bool = False
-) -> Outcome:
+) -> ContractOutcome:
     """Build a component in a temporary run and try every rule of its kind on it.
 
     Args:
@@ -45,7 +45,7 @@ def check_component(
         except ConfigError as error:
             if options is not None:
                 raise
-            return Outcome(notes=[f"not checked, because it has options without defaults: {error}"])
+            return ContractOutcome(notes=[f"not checked, because it has options without defaults: {error}"])
 
         def build(**changes: Any) -> Any:
             return component.build(chosen, replace(context, **changes))
@@ -54,17 +54,17 @@ def check_component(
         try:
             outcome = _contract_of(component.kind)(subject).try_rules()
         except ConfigError as error:
-            return Outcome(notes=[f"not checked, because it refuses a made-up run: {error}"])
+            return ContractOutcome(notes=[f"not checked, because it refuses a made-up run: {error}"])
         except PluginError as error:
             if isinstance(error.__cause__, ValueError | LookupError | OSError):
-                return Outcome(notes=[f"not checked, because it cannot be built in a made-up run: {error}"])
-            return Outcome(problems=[f"can be built: {error}"])
+                return ContractOutcome(notes=[f"not checked, because it cannot be built in a made-up run: {error}"])
+            return ContractOutcome(problems=[f"can be built: {error}"])
     if numbers and component.kind == "family" and outcome.kept and not outcome.problems:
         _compare_with_transformers(component, outcome)
     return outcome
 
 
-def _compare_with_transformers(family: Component, outcome: Outcome) -> None:
+def _compare_with_transformers(family: Component, outcome: ContractOutcome) -> None:
     try:
         assert_family_matches_transformers(family.id)
     except AssertionError as error:

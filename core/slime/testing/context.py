@@ -76,7 +76,7 @@ class _LaterTokenizer:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
-            raise AttributeError(name)  # such as those of pickling
+            raise AttributeError(name)  # such as the names that pickle looks up
         return getattr(self._made, name)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:

@@ -18,7 +18,7 @@ def assert_datasource_contract(make: Callable[[], DataSource], *, samples_per_pr
 
     Args:
         make: Builds the source anew, each time with the same options and seed; up to a dozen prompts are taken.
-        samples_per_prompt: Of the run it is built for; default: that of `slime.testing.make_context`.
+        samples_per_prompt: Samples per prompt of the run it is built for; default: as in `slime.testing.make_context`.
     """
     assert_contract(
         partial(DatasourceContract, samples_per_prompt=samples_per_prompt),

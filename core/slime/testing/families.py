@@ -11,7 +11,16 @@ from typing import Any
 from slime.errors import ConfigError
 from slime.plugin import Family, FamilySpec
 from slime.plugin.architecture import Architecture, Rule
-from slime.testing.rules import Contract, Outcome, RefusedError, Subject, assert_contract, attributed, check, rule
+from slime.testing.rules import (
+    Contract,
+    ContractOutcome,
+    RefusedError,
+    Subject,
+    assert_contract,
+    attributed,
+    check,
+    rule,
+)
 
 #: what no model computes
 _UNKNOWN = "slime-testing-unknown"
@@ -44,10 +53,10 @@ class FamilyContract(Contract):
         super().__init__(subject, **context)
         self.configs = tuple(configs) or ((self.spec.example,) if self.spec.example else ())
 
-    def try_rules(self) -> Outcome:
+    def try_rules(self) -> ContractOutcome:
         """Try every rule, if there is a `config.json` to try them on."""
         if not self.configs:
-            return Outcome(notes=["not checked, because its FamilySpec has no `example`, a small config.json"])
+            return ContractOutcome(notes=["not checked, because its FamilySpec has no `example`, a small config.json"])
         return super().try_rules()
 
     @rule("describes a model of its own", basic=True)
@@ -187,7 +196,7 @@ class FamilyContract(Contract):
 
 
 def _all_rules(found: Architecture) -> tuple[Rule, ...]:
-    """With those of layers for multi-token prediction."""
+    """Including layers for multi-token prediction."""
     return found.rules if found.predicting is None else found.with_predicting_layers().rules
 
 

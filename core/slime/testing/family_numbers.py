@@ -39,7 +39,7 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far a family's numbers in one layout are from those of transformers.
+    """How far a family's numbers in one layout differ from transformers'.
 
     Attributes:
         layout: The layout, such as "TP=2".
@@ -70,7 +70,7 @@ def assert_family_matches_transformers(
             assert_family_matches_transformers("pebble", model_class=PebbleForCausalLM)
 
     In every layout, in float32: the log-probs of random token sequences differ by less than 1e-4; loading and exporting
-    gives the same bits; after one step of supervised training all weights differ from those of transformers and
+    gives the same bits; after one step of supervised training all weights differ from transformers' and
     torch's AdamW by less than 1e-5.
 
     Args:

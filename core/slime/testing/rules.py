@@ -36,7 +36,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ContractOutcome:
     """The result of trying a component's rules."""
 
     #: rules it keeps
@@ -48,7 +48,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ContractRule:
     """One thing that a component must do; see `rule`."""
 
     name: str
@@ -59,7 +59,7 @@ class Rule:
 
 def rule(
     name: str, *, basic: bool = False, when: Callable[[Any], bool] = lambda _: True
-) -> Callable[[Callable[[Any], None]], Rule]:
+) -> Callable[[Callable[[Any], None]], ContractRule]:
     """Make a method of a `Contract` one of its rules. The method raises `AssertionError` when the rule is broken.
 
     Args:
@@ -67,7 +67,7 @@ def rule(
         basic: The rules after it are not tried when it is broken, because they would fail for the same reason.
         when: Whether the rule applies, given the `Contract`.
     """
-    return lambda check: Rule(name, check, basic, when)
+    return lambda check: ContractRule(name, check, basic, when)
 
 
 class Contract:
@@ -89,12 +89,12 @@ class Contract:
         assert self.subject.options is not None
         assert_pickles(self.subject.options)
 
-    def try_rules(self) -> Outcome:
+    def try_rules(self) -> ContractOutcome:
         """Try every rule that applies, up to a basic one that fails."""
-        outcome = Outcome()
+        outcome = ContractOutcome()
         members = [member for part in reversed(type(self).__mro__) for member in vars(part).values()]
         for each in members:
-            if not isinstance(each, Rule) or not each.applies(self):
+            if not isinstance(each, ContractRule) or not each.applies(self):
                 continue
             try:
                 each.check(self)

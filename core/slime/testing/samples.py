@@ -74,7 +74,7 @@ def make_sample(prompt: str = "1+1=", response: str | None = "2", *, label: str 
         prompt: Its prompt.
         response: Its response; None: a pending sample, not answered yet.
         label: The expected answer.
-        **fields: Other fields of `Sample`, which override those that follow from the texts.
+        **fields: Other fields of `Sample`, which override what follows from the texts.
     """
     pending: dict[str, Any] = {"group_index": 0, "index": 0, "prompt": prompt, "tokens": encode(prompt), "label": label}
     if response is None:

@@ -18,7 +18,7 @@ def call_tool(
         result = call_tool(weather, {"city": "Paris", "days": "2"})
         assert (result.kind, result.text) == ("ok", "sunny")
 
-    Arguments are checked and converted as those that a model writes; what the tool raises is a result of kind "error".
+    Arguments are checked and converted as if a model had written them. The tool's error is a result of kind "error".
 
     Args:
         function: The tool: a function with types and a docstring.

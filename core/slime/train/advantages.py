@@ -16,8 +16,13 @@ from torch import Tensor
 from slime.errors import PluginContractError, TrainerError
 from slime.errors.raised import naming
 from slime.plugin import Advantages, Estimator, EstimatorBatch
-from slime.registry.contracts import CopiedWhenRead, check_advantages, check_untouched, copy_batch
-from slime.registry.costly_contracts import check_permutation
+from slime.registry.estimator_contract import (
+    CopiedWhenRead,
+    check_advantages,
+    check_permutation,
+    check_untouched,
+    copy_batch,
+)
 
 if TYPE_CHECKING:
     from slime.rollout.train_batch import TrainBatch

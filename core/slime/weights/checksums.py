@@ -1,7 +1,7 @@
 """The engine's checksums of its parameters, computed here from a parameter's bytes, which may come in parts.
 
-They are those of SGLang's `/weights_checker`. On a CPU it takes the first 8 bytes of SHA-256 over the tensor's bytes
-(`sglang.srt.managers.mm_utils.tensor_hash`). On a GPU it adds up mixed 32-bit words, tile by tile
+They equal the checksums of SGLang's `/weights_checker`. On a CPU it takes the first 8 bytes of SHA-256 over the
+tensor's bytes (`sglang.srt.managers.mm_utils.tensor_hash`). On a GPU it adds up mixed 32-bit words, tile by tile
 (`sglang.kernels.ops.memory.gpu_tensor_hash`), which is done here with plain torch operations instead of its Triton
 kernel.
 """

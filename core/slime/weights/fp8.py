@@ -63,7 +63,7 @@ def scale_of(name: str) -> str:
 
 
 def weight_names(names: Collection[str], block: Block | None) -> frozenset[str]:
-    """The names of a folder's tensors without those of scales."""
+    """The names of a folder's tensors, scales left out."""
     found = frozenset(names)
     if block is None:
         return found

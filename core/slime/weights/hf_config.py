@@ -122,7 +122,7 @@ def read_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
     known = not stated or read_hf_config(folder).get("model_type") in CONFIG_MAPPING
     config = None if known else PreTrainedConfig()
     if code is not None and stated and known:
-        # With the tokenizer's code, AutoTokenizer would also run that of the configuration.
+        # With the tokenizer's code, AutoTokenizer would also run the configuration's code.
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     # Unless told otherwise, transformers asks on the terminal whether to run code that the folder contains.
     tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=code is not None)

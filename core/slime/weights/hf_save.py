@@ -110,7 +110,7 @@ def kept_names(names: Iterable[str], model: Architecture) -> tuple[set[str], dic
         model: The model.
 
     Returns:
-        The names of those that are kept as they are, and of those that repeat a trained tensor, each with its name.
+        The names of tensors that are kept as they are, and of tensors that repeat a trained one, each with its name.
     """
     carried = {name for name in names if name.startswith(model.carried)} - model.shapes.keys()
     copies = {name: model.copies[name] for name in carried & model.copies.keys()}
@@ -118,7 +118,7 @@ def kept_names(names: Iterable[str], model: Architecture) -> tuple[set[str], dic
 
 
 def _repeated(named: NamedTensors, copies: Mapping[str, str]) -> NamedTensors:
-    """The tensors, and behind each those that repeat it."""
+    """The tensors, each followed by the tensors that repeat it."""
     for name, tensor in named:
         yield name, tensor
         for copy, original in copies.items():

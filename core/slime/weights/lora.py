@@ -142,7 +142,7 @@ def adapter_shapes(lora: Lora, model: Architecture) -> dict[str, tuple[int, ...]
 
 
 def adapter_rules(rule: Rule, lora: Lora) -> tuple[Rule, Rule]:
-    """How Megatron's A and B of one linear layer correspond to those of its Hugging Face modules.
+    """How Megatron's A and B of one linear layer correspond to A and B of its Hugging Face modules.
 
     A layer whose weight joins several modules has their A, one below the other, and one B in the layout of the weight.
     A has only the modules with an adapter. The rows of B of the others are zero and are left out of files.

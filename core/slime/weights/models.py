@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Models:
-    """The model families of a run. A folder's is that of --model-family, or of `model_type` in its config.json."""
+    """The model families of a run. --model-family names a folder's, or `model_type` in its config.json."""
 
     def __init__(self, plugins: PluginSet, config: RunConfig, run_dir: Path) -> None:
         self._plugins = plugins

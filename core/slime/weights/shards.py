@@ -58,7 +58,7 @@ def local_parameters(models: Sequence[nn.Module], *, predicting: bool = True) ->
 
     Args:
         models: The local model chunks.
-        predicting: Whether those of layers for multi-token prediction are among them.
+        predicting: Whether weights of layers for multi-token prediction are among them.
     """
     found: dict[str, Tensor] = {}
     left_out = (f"{ADAPTERS}.",) if predicting else (f"{ADAPTERS}.", f"{PREDICTING}.")
@@ -173,7 +173,7 @@ def check_shard(rule: Rule, shard: Shape, ranks: int) -> None:
 
 
 def read_shard(rule: Rule, shape: Shape, rank: int, read: ReadSlice) -> Tensor:
-    """The shard of shape `shape` on rank `rank` of those that divide the tensor; reads no more than it needs."""
+    """The shard of shape `shape` on rank `rank` of the ranks that divide the tensor; reads no more than it needs."""
     match rule.layout:
         case "concat":
             dim = rule.parallel_dim or 0

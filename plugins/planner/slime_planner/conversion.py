@@ -189,7 +189,7 @@ def outputs(source: SafetensorsFolder, shapes: Mapping[str, tuple[int, ...]]) ->
     """Tensors of these shapes, each in the type in which a folder has it; bfloat16 for fp8.
 
     Raises:
-        CheckpointError: The type is none of a weight.
+        CheckpointError: No weight can have this type.
     """
     wrong = [f"{name} ({source.stored[name].dtype})" for name in shapes if source.stored[name].dtype not in TYPES]
     if wrong:

@@ -21,7 +21,7 @@ from tests.support.tiny_models import write_tiny_tokenizer
 from slime.errors import DataError
 from slime.kit.readers.feed import order
 from slime.kit.readers.feed.work import BlocksJob, Work
-from slime.kit.readers.feed.workers import Workers
+from slime.kit.readers.feed.workers import FeedWorkers
 from slime.kit.readers.light_tokenizer import LightTokenizer, lightest
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_source import parse_source
@@ -90,7 +90,7 @@ def test_the_error_for_a_worker_that_raises_names_the_rows_it_was_reading(tmp_pa
 
 def test_a_worker_that_hangs_raises_an_error_after_the_deadline(tmp_path: Path) -> None:
     reader = open_reader(parse_source(str(write_rows(tmp_path, "jsonl", numbered(9, 695)))), Columns("prompt", "label"))
-    workers = Workers(1, Work([reader], Stuck(), PromptFormat(False), None), deadline_s=8)
+    workers = FeedWorkers(1, Work([reader], Stuck(), PromptFormat(False), None), deadline_s=8)
     with closing(workers), pytest.raises(DataError, match=r"no answer within 8 s. It read 9 rows from \S+:1 to \S+:9"):
         workers.submit(BlocksJob(((0, 0),)))()
 
@@ -98,7 +98,7 @@ def test_a_worker_that_hangs_raises_an_error_after_the_deadline(tmp_path: Path) 
 def test_workers_end_with_close(tmp_path: Path) -> None:
     source = feed(write_rows(tmp_path, "jsonl", numbered(10)), workers=2)
     source.next()
-    assert isinstance(source.performer, Workers)
+    assert isinstance(source.performer, FeedWorkers)
     pids = source.performer.pids
     source.close()
     assert all(gone(pid) for pid in pids)
@@ -188,7 +188,7 @@ def test_a_tokenizer_that_cannot_be_pickled_raises_an_error() -> None:
     broken = Letters()
     broken.lock = open("/dev/null")  # noqa: SIM115
     with pytest.raises(DataError, match="cannot be sent to data workers: TypeError"):
-        Workers(1, Work([], broken, TEMPLATED, None))
+        FeedWorkers(1, Work([], broken, TEMPLATED, None))
 
 
 @pytest.mark.row("D2")

@@ -10,14 +10,13 @@ import torch
 
 from slime.errors import PluginContractError
 from slime.plugin import Advantages, EstimatorBatch, Generation, Reward
-from slime.registry.contracts import copy_batch
-from slime.registry.costly_contracts import (
-    check_permutation,
+from slime.registry.contracts import (
     check_samples_untouched,
     check_tokens_generated,
     copy_samples,
     recheck_rewards,
 )
+from slime.registry.estimator_contract import check_permutation, copy_batch
 from slime.testing import make_batch, make_sample, random_batch
 
 

@@ -250,7 +250,7 @@ class Answers:
         if (cached := meta.get("cached_tokens")) is not None:
             self._cached = (self._cached or 0.0) + cached
         if answer.routed_experts is not None:
-            # Rows that are held stay: like the log-probs, they are those of the weights that generated the tokens. The
+            # Rows that are held stay: like the log-probs, they come from the weights that generated the tokens. The
             # copy lets go of the others.
             known = self.routed_tokens - answer.routed_from
             self._routed = (*self._routed, answer.routed_experts[known:].copy())
@@ -259,7 +259,7 @@ class Answers:
     def routed_tokens(self) -> int:
         """Tokens whose experts are known, for `SamplingParams.routed_from` of the next request.
 
-        An engine asked without it reports those of all tokens in every turn.
+        An engine asked without it reports the log-probs of all tokens in every turn.
         """
         return sum(map(len, self._routed))
 

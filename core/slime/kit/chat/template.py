@@ -158,7 +158,7 @@ class ChatTemplate:
         return self._codec.encode(self._end)
 
     def _without_stops(self, tokens: Sequence[int]) -> int:
-        """The number of tokens without those that end the answer."""
+        """The number of tokens, not counting the ones that end the answer."""
         end = len(tokens)
         while end > 0 and tokens[end - 1] in self._stops:
             end -= 1

@@ -34,7 +34,7 @@ class ToolResult:
     #: the text for the model
     text: str
     kind: Kind = "ok"
-    #: the tool that was called; empty if there is none of that name
+    #: the tool that was called; empty if no tool has that name
     tool: str = ""
     seconds: float = 0.0
     #: whether the text was cut because it was too long

@@ -132,7 +132,7 @@ def living_members(group: int) -> list[int]:
 
 
 def signal_group(group: int) -> list[int]:
-    """SIGKILL every process of `group`; returns those that were still alive."""
+    """SIGKILL every process of `group`; returns the ones that were still alive."""
     if members := living_members(group):
         with contextlib.suppress(ProcessLookupError):  # they have ended in the meantime
             os.killpg(group, signal.SIGKILL)
@@ -140,7 +140,7 @@ def signal_group(group: int) -> list[int]:
 
 
 def kill_group(group: int, timeout_s: float = KILL_S) -> list[int]:
-    """SIGKILL every process of `group` and wait until they are gone; returns those that are not after `timeout_s`."""
+    """SIGKILL every process of `group` and wait until they are gone; returns what is left after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while members := signal_group(group):
         if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 _HEADER = struct.Struct("<QBQd")
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Kinds of messages."""
 
     CALL = 0  #: pool to worker: make this call
@@ -32,7 +32,7 @@ OVERLAP = b"overlap"
 class Message(NamedTuple):
     """One message."""
 
-    kind: Kind
+    kind: MessageKind
     call: int = 0
     content: bytes = b""
     seconds: float = 0.0
@@ -48,13 +48,13 @@ def read_message(stream: BinaryIO) -> Message | None:
     if len(header) < _HEADER.size:
         return None
     size, kind, call, seconds = _HEADER.unpack(header)
-    return Message(Kind(kind), call, stream.read(size), seconds)
+    return Message(MessageKind(kind), call, stream.read(size), seconds)
 
 
 async def receive_message(reader: asyncio.StreamReader) -> Message | None:
     """`read_message` for an event loop."""
     try:
         size, kind, call, seconds = _HEADER.unpack(await reader.readexactly(_HEADER.size))
-        return Message(Kind(kind), call, await reader.readexactly(size), seconds)
+        return Message(MessageKind(kind), call, await reader.readexactly(size), seconds)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None

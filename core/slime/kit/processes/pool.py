@@ -29,8 +29,8 @@ from typing import Any
 from slime.errors import PluginError, SlimeError, one_line
 from slime.errors.raised import Raised
 from slime.kit.processes.fork_server import Call, ForkServer
-from slime.kit.processes.frames import Kind, Message
-from slime.kit.processes.worker_handle import PendingCall, Worker
+from slime.kit.processes.frames import Message, MessageKind
+from slime.kit.processes.worker_handle import SentCall, WorkerHandle
 
 logger = logging.getLogger(__name__)
 
@@ -111,10 +111,10 @@ class WorkerPool:
         self._timeout_s = timeout_s
         self._startup_timeout_s = startup_timeout_s
         self._numbers = itertools.count(1)
-        self._queue: deque[PendingCall] = deque()
+        self._queue: deque[SentCall] = deque()
         #: calls to make again, each alone in a worker
-        self._suspects: deque[PendingCall] = deque()
-        self._workers: dict[int, Worker] = {}
+        self._suspects: deque[SentCall] = deque()
+        self._workers: dict[int, WorkerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._monitor: asyncio.Task[None] | None = None
         self._broken: SlimeError | None = None
@@ -150,7 +150,7 @@ class WorkerPool:
         await self.start()
         if self._broken is not None:
             raise self._broken
-        call = PendingCall(next(self._numbers), payload, asyncio.get_running_loop().create_future())
+        call = SentCall(next(self._numbers), payload, asyncio.get_running_loop().create_future())
         self._queue.append(call)
         self._distribute()
         try:
@@ -187,8 +187,8 @@ class WorkerPool:
             if not call.future.done():
                 worker.send(call)
 
-    def _emptiest(self) -> Worker | None:
-        """The worker with the fewest calls of those that can take one."""
+    def _emptiest(self) -> WorkerHandle | None:
+        """The worker with the fewest calls that can take one more."""
         free = [w for w in self._workers.values() if w.ready and w.accepts_calls and not w.tries_suspect]
         worker = min(free, key=lambda w: len(w.calls), default=None)
         if worker is None:
@@ -197,22 +197,22 @@ class WorkerPool:
         room = OVERLAP if worker.overlaps else AHEAD if short else 1
         return worker if len(worker.calls) < room else None
 
-    def _withdraw(self, call: PendingCall) -> None:
+    def _withdraw(self, call: SentCall) -> None:
         if call in self._suspects:
             self._suspects.remove(call)
         for worker in self._workers.values():
             worker.withdraw(call.number)
 
-    def _on_answer(self, worker: Worker, message: Message) -> None:
+    def _on_answer(self, worker: WorkerHandle, message: Message) -> None:
         self._bad_starts = 0
         call = worker.calls.pop(message.call, None)
-        if message.kind is not Kind.TIMED_OUT:
+        if message.kind is not MessageKind.TIMED_OUT:
             typical_s = message.seconds if self._typical_s is None else self._typical_s
             self._typical_s = 0.9 * typical_s + 0.1 * message.seconds
         if call is not None and not call.future.done():
-            if message.kind is Kind.ANSWER:
+            if message.kind is MessageKind.ANSWER:
                 call.future.set_result((message.content, message.seconds))
-            elif message.kind is Kind.RAISED:
+            elif message.kind is MessageKind.RAISED:
                 error = CallRaisedError(str(raised := pickle.loads(message.content)))
                 error.raised = raised
                 call.future.set_exception(error)
@@ -244,7 +244,7 @@ class WorkerPool:
         if self._server.pid is None or self._server.poll() is not None:
             self._server.stop()
             self._server.start()
-        worker = Worker(
+        worker = WorkerHandle(
             self._title,
             self._server,
             self._call,
@@ -255,7 +255,7 @@ class WorkerPool:
         self._workers[number] = worker
         self._spawn(self._run_worker(number, worker))
 
-    async def _run_worker(self, number: int, worker: Worker) -> None:
+    async def _run_worker(self, number: int, worker: WorkerHandle) -> None:
         """Run a worker, and handle its calls when it ends."""
         process = f"{self._title}, worker {number}"
         how = await worker.run()
@@ -274,7 +274,7 @@ class WorkerPool:
         self._fill()
         self._distribute()
 
-    def _settle(self, call: PendingCall, worker: Worker, culprit: int | None, how: str) -> None:
+    def _settle(self, call: SentCall, worker: WorkerHandle, culprit: int | None, how: str) -> None:
         """Fail or repeat a call whose worker has ended."""
         if call.number == culprit or call.suspected:
             error = self._timed_out() if worker.overdue else CallDiedError(f"its worker process {how}")
@@ -285,7 +285,7 @@ class WorkerPool:
             call.suspected = True
             self._suspects.appendleft(call)
 
-    def _count_bad_start(self, worker: Worker, how: str) -> None:
+    def _count_bad_start(self, worker: WorkerHandle, how: str) -> None:
         self._bad_starts += 1
         if worker.error is not None and not self._first_ready.done():
             self._give_up(worker.error)
@@ -327,7 +327,7 @@ class WorkerPool:
             self._fill()
             self._distribute()
 
-    def _check(self, worker: Worker) -> None:
+    def _check(self, worker: WorkerHandle) -> None:
         """Kill an overdue worker; send no more calls to a slow one."""
         silent_s = worker.silent_s()
         if worker.exited():

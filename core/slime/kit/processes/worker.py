@@ -26,7 +26,7 @@ from typing import Any
 from slime.errors import PluginError, SlimeError
 from slime.errors.raised import LOG_FORMAT, Raised
 from slime.kit.processes.fork_server import Call
-from slime.kit.processes.frames import OVERLAP, Kind, Message, read_message, receive_message
+from slime.kit.processes.frames import OVERLAP, Message, MessageKind, read_message, receive_message
 
 #: makes a worker write the stacks of all threads to its log, and report which call it is in
 TRACE_SIGNAL = signal.SIGUSR2
@@ -60,13 +60,13 @@ def serve(prepared: Any, build: Call, timeout_s: float, calls_fd: int, answers_f
             handler = build.run(prepared)
         except BaseException as error:  # the boundary around a plugin's construction, sys.exit() included
             logging.exception("the worker could not be built")
-            answers.sendall(Message(Kind.NOT_READY, content=pickle.dumps(_known(error))).pack())
+            answers.sendall(Message(MessageKind.NOT_READY, content=pickle.dumps(_known(error))).pack())
             sys.exit(1)
         if inspect.iscoroutinefunction(handler):
-            answers.sendall(Message(Kind.READY, content=OVERLAP).pack())
+            answers.sendall(Message(MessageKind.READY, content=OVERLAP).pack())
             asyncio.run(_OverlappingCalls(handler, timeout_s).serve(calls, answers))
         else:
-            answers.sendall(Message(Kind.READY).pack())
+            answers.sendall(Message(MessageKind.READY).pack())
             _serve_one_by_one(handler, calls, answers)
 
 
@@ -79,7 +79,7 @@ def _known(error: BaseException) -> SlimeError:
 
 def _answer_trace_signal(answers: socket.socket) -> None:
     def report(*_: object) -> None:
-        answers.send(Message(Kind.INSIDE, _CALL.get()).pack())
+        answers.send(Message(MessageKind.INSIDE, _CALL.get()).pack())
 
     # faulthandler writes even while C code keeps Python from running, and then lets Python run `report`, if it can.
     signal.signal(TRACE_SIGNAL, report)
@@ -92,9 +92,9 @@ def _serve_one_by_one(handler: Callable[[bytes], bytes], calls: socket.socket, a
         _CALL.set(message.call)
         started = time.monotonic()
         try:
-            kind, content = Kind.ANSWER, handler(message.content)
+            kind, content = MessageKind.ANSWER, handler(message.content)
         except BaseException as error:  # noqa: BLE001 - the boundary around the handler, sys.exit() included
-            kind, content = Kind.RAISED, pickle.dumps(Raised.of(error))
+            kind, content = MessageKind.RAISED, pickle.dumps(Raised.of(error))
         # Immediately, because the pool assumes that the oldest call without an answer is running.
         answers.sendall(Message(kind, message.call, content, time.monotonic() - started).pack())
 
@@ -123,7 +123,7 @@ class _OverlappingCalls:
         _, self._writer = await asyncio.open_unix_connection(sock=answers)
         ticking = asyncio.create_task(self._tick())
         while (message := await receive_message(reader)) is not None:
-            if message.kind is Kind.CALL:
+            if message.kind is MessageKind.CALL:
                 task = asyncio.create_task(self._answer(message))
                 self._running[message.call] = _Running(task, self._timeout_s + self._tick_s)
             elif (running := self._running.pop(message.call, None)) is not None:
@@ -139,12 +139,12 @@ class _OverlappingCalls:
             # A longer tick means that other calls were computing, which is not counted.
             passed_s = min(time.monotonic() - started, 2 * self._tick_s)
             if self._running:
-                self._writer.write(Message(Kind.ALIVE).pack())
+                self._writer.write(Message(MessageKind.ALIVE).pack())
             for call, running in list(self._running.items()):
                 was_in_time = running.left_s >= 0
                 running.left_s -= passed_s
                 if running.left_s < -GRACE_S:  # it does not end although it was cancelled
-                    self._finish(Message(Kind.TIMED_OUT, call))
+                    self._finish(Message(MessageKind.TIMED_OUT, call))
                 elif running.left_s < 0 and was_in_time:
                     running.task.cancel()
 
@@ -152,11 +152,13 @@ class _OverlappingCalls:
         _CALL.set(message.call)
         started = time.monotonic()
         try:
-            kind, content = Kind.ANSWER, await self._handler(message.content)
+            kind, content = MessageKind.ANSWER, await self._handler(message.content)
         except BaseException as error:  # noqa: BLE001 - the boundary around the handler, sys.exit() included
             running = self._running.get(message.call)
             timed_out = running is not None and running.left_s < 0
-            kind, content = (Kind.TIMED_OUT, b"") if timed_out else (Kind.RAISED, pickle.dumps(Raised.of(error)))
+            kind, content = (
+                (MessageKind.TIMED_OUT, b"") if timed_out else (MessageKind.RAISED, pickle.dumps(Raised.of(error)))
+            )
         self._finish(Message(kind, message.call, content, time.monotonic() - started))
 
     def _finish(self, answer: Message) -> None:

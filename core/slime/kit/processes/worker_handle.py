@@ -16,7 +16,7 @@ from pathlib import Path
 from slime.errors import PluginError, SlimeError, one_line
 from slime.kit.processes.child import KILL_S, describe_exit, signal_group
 from slime.kit.processes.fork_server import Call, ForkedChild, ForkServer
-from slime.kit.processes.frames import OVERLAP, Kind, Message, receive_message
+from slime.kit.processes.frames import OVERLAP, Message, MessageKind, receive_message
 from slime.kit.processes.worker import TRACE_SIGNAL
 
 #: a worker is replaced after this many time-outs: what the calls left behind may slow it down
@@ -28,7 +28,7 @@ LEAVE_S = 1.0
 
 
 @dataclass(eq=False, slots=True)
-class PendingCall:
+class SentCall:
     """One call without an answer."""
 
     number: int
@@ -40,18 +40,18 @@ class PendingCall:
 
 
 @dataclass(eq=False)
-class Worker:
+class WorkerHandle:
     """Starts one process, sends it calls, receives its answers and ends it."""
 
     title: str
     server: ForkServer
     call: Call
     log_path: Path | None
-    on_answer: Callable[[Worker, Message], None]
+    on_answer: Callable[[WorkerHandle, Message], None]
     on_ready: Callable[[], None]
 
     #: calls sent and not answered, oldest first
-    calls: dict[int, PendingCall] = field(default_factory=dict)
+    calls: dict[int, SentCall] = field(default_factory=dict)
     ready: bool = False
     #: whether its calls overlap
     overlaps: bool = False
@@ -124,19 +124,19 @@ class Worker:
         return how
 
     def _handle(self, message: Message) -> None:
-        if message.kind is Kind.INSIDE:
+        if message.kind is MessageKind.INSIDE:
             if not self._inside.done():
                 self._inside.set_result(message.call)
             return
         self.active_at = time.monotonic()
-        if message.kind is Kind.READY:
+        if message.kind is MessageKind.READY:
             self.ready, self.overlaps = True, message.content == OVERLAP
             self.on_ready()
-        elif message.kind is Kind.NOT_READY:
+        elif message.kind is MessageKind.NOT_READY:
             self.error = pickle.loads(message.content)
-        elif message.kind is not Kind.ALIVE:
+        elif message.kind is not MessageKind.ALIVE:
             self.answers += 1
-            self.timeouts += message.kind is Kind.TIMED_OUT
+            self.timeouts += message.kind is MessageKind.TIMED_OUT
             self.on_answer(self, message)
 
     async def _await_end(self, child: ForkedChild) -> str:
@@ -150,18 +150,18 @@ class Worker:
             await asyncio.sleep(0.01)
         return "was killed" if status is None else describe_exit(status)
 
-    def send(self, call: PendingCall) -> None:
+    def send(self, call: SentCall) -> None:
         """Send it a call."""
         if not self.calls:
             self.active_at = time.monotonic()
         self.calls[call.number] = call
-        self._write(Message(Kind.CALL, call.number, call.payload))
+        self._write(Message(MessageKind.CALL, call.number, call.payload))
 
     def withdraw(self, number: int) -> None:
         """Cancel a call. A worker whose calls do not overlap finishes it nevertheless."""
         if number in self.calls and self.overlaps and not self.ending:
             del self.calls[number]
-            self._write(Message(Kind.WITHDRAW, number))
+            self._write(Message(MessageKind.WITHDRAW, number))
 
     def _write(self, message: Message) -> None:
         assert self._writer is not None

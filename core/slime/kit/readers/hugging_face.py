@@ -9,13 +9,13 @@ from urllib.parse import parse_qsl
 
 from slime.errors import DataError, did_you_mean
 from slime.kit.readers.prompt_source import HUB
-from slime.kit.readers.reader import BadRow, Table, not_utf8
+from slime.kit.readers.reader import BadRow, TableReader, not_utf8
 from slime.kit.readers.rows import Columns, wanted_columns
 
 _CHOICES = ("config", "split")
 
 
-class HuggingFaceRows(Table):
+class HuggingFaceRows(TableReader):
     """A `datasets.Dataset`, backed by Arrow files on disk."""
 
     def __init__(self, name: str, dataset: Any, columns: Columns) -> None:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from slime.errors import DataError
 from slime.kit.readers.prompt_source import PromptSource
-from slime.kit.readers.reader import ROWS, BadRow, Table, rows_of
+from slime.kit.readers.reader import ROWS, BadRow, TableReader, rows_of
 from slime.kit.readers.rows import Columns, wanted_columns
 from slime.kit.readers.unpacked import Unpacked
 
@@ -18,7 +18,7 @@ from slime.kit.readers.unpacked import Unpacked
 _BATCH = 16 * ROWS
 
 
-class RowGroups(Table):
+class RowGroups(TableReader):
     """A Parquet file whose blocks are its row groups; one group is in memory at a time."""
 
     def __init__(self, name: str, path: str, columns: Columns) -> None:
@@ -68,7 +68,7 @@ class RowGroups(Table):
         return rows_of(self._group.take([row - self._begins[number] for row in numbers]))
 
 
-class ArrowRows(Table):
+class ArrowRows(TableReader):
     """A memory-mapped Arrow file: random access without holding rows in memory."""
 
     def __init__(self, name: str, columns: Columns, rows: int, unpacked: Unpacked) -> None:

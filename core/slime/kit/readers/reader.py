@@ -116,7 +116,7 @@ class Reader(ABC):
             return BadRow(str(error))
 
 
-class Table(Reader):
+class TableReader(Reader):
     """A reader whose positions are row numbers, counted from 0."""
 
     def __init__(self, name: str, columns: Columns, rows: int, unpacked: Unpacked | None = None) -> None:

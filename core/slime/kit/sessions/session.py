@@ -297,7 +297,7 @@ class Session:
 
 
 async def _encoded(size: int, encode: Callable[[], list[int]]) -> list[int]:
-    """The tokens that `encode` returns; those of large texts without blocking the event loop."""
+    """The tokens that `encode` returns; large texts do not block the event loop."""
     if size <= _SMALL:
         return encode()
     return await asyncio.get_running_loop().run_in_executor(_ENCODER, encode)

@@ -156,7 +156,7 @@ def _end_group(group: BroadcastGroup, call: FleetCall, error: BaseException) -> 
 
 @dataclass(kw_only=True, eq=False)
 class BroadcastGroup:
-    """Rank 0 of a process group whose other ranks are those of engines.
+    """Rank 0 of a process group whose other ranks are in engines.
 
     This process serves the store. Ending it, by `close` or with this process, releases engines that wait for members
     who never come; otherwise they would wait for half an hour and answer nothing else.

@@ -50,7 +50,7 @@ def row_of(task: Any) -> dict[str, Any]:
     return {"prompt": messages, "label": "", "metadata": {"verifiers": {"idx": data.idx, "key": task.key}}}
 
 
-class Worker:
+class EpisodeWorker:
     """Runs episodes of one environment, all requested ones at once."""
 
     def __init__(self, env: Any, answers: asyncio.StreamWriter) -> None:
@@ -139,7 +139,7 @@ async def main(descriptor: int) -> None:
     requests, answers = await asyncio.open_unix_connection(sock=connection, limit=_MAX_BYTES)
     settings = json.loads(await requests.readline())
     env = load(settings)
-    worker = Worker(env, answers)
+    worker = EpisodeWorker(env, answers)
     if settings["rows"] is None:
         await worker.serve(requests)
         return

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from slime.errors import CheckpointError, DataError
 from slime.kit.readers.feed.order import BlockOrder, Order, RowOrder
 from slime.kit.readers.feed.work import LoadedRow, Work
-from slime.kit.readers.feed.workers import Answer, InProcess, Workers
+from slime.kit.readers.feed.workers import Answer, FeedWorkers, InProcess
 from slime.kit.readers.light_tokenizer import lightest
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_file import LOGGED, PromptFile, bad_row_error
@@ -70,7 +70,7 @@ class Stream:
         self,
         name: str,
         order: Order,
-        performer: InProcess | Workers,
+        performer: InProcess | FeedWorkers,
         readers: Sequence[Reader],
         options: FeedOptions,
     ) -> None:
@@ -233,7 +233,7 @@ class PromptFeed:
                 tokenizer = lightest(tokenizer, options.form)
             work = Work(readers, tokenizer, options.form, options.max_tokens, locate=not options.streaming)
             #: performs the jobs: this process, or workers
-            self.performer = Workers(options.workers, work) if options.workers else InProcess(work)
+            self.performer = FeedWorkers(options.workers, work) if options.workers else InProcess(work)
             opened.callback(self.performer.close)
             self._opened = opened.pop_all()
         weights = [source.weight for source in sources if source.weight is not None]
@@ -365,7 +365,7 @@ class PromptDataset(PromptFeed):
         return [row.prompt for row in self.rows(n)]
 
     def row_of(self, prompt: object) -> PromptRow | None:
-        """The row, of those that `rows` returned last, whose prompt is this object; None for any other object.
+        """The row whose prompt is this object, if `rows` returned it last; None for any other object.
 
         Raises:
             DataError: Rows with different labels or metadata share the object, as Python does with very short strings.

@@ -42,7 +42,7 @@ class InProcess:
         """Nothing to end."""
 
 
-class Workers:
+class FeedWorkers:
     """Processes that perform jobs; they end with `close`, and with this process, however it ends."""
 
     def __init__(self, count: int, work: Work, *, deadline_s: float = DEADLINE_S) -> None:

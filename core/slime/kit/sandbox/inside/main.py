@@ -18,7 +18,7 @@ from slime.kit.sandbox.inside.tree import BOX, enter_tree
 from slime.kit.sandbox.inside.watch import Watch
 
 _LIFELINE = 0
-#: below the users of other programs that start here, above those of people and services
+#: below the users of other programs that start here, above the users of people and services
 _FIRST_USER = 0x4000_0000
 #: in a container with 65536 users: the range that systemd reserves for dynamic users
 _DYNAMIC_USERS = range(61_184, 65_520)
