@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.kit.readers import FeedOptions, PromptFeed
-from slime.kit.readers.feed.workers import FeedWorkers
+from slime.kit.readers.feed.feed_workers import FeedWorkers
 from slime.kit.readers.rows import Columns
 from slime.kit.readers.tokenize import PromptFormat
 

@@ -145,14 +145,10 @@ NAMES_ALLOWED = {
 #: public names that several classes have, with the reason
 SHARED_CLASS_NAMES = {
     "Call": "what another process runs, and what a test's scripted policy was asked",
-    "Context": "what a component is built with, and what modules of the model share in a forward pass",
     "Counts": "of tokens in a session, and of what the page shows",
-    "MicroBatch": "of the trainer, and the planner's prediction of it",
     "Panel": "the protocol of plugins, and the page's own panels, which follow it",
-    "Pipeline": "from a prompt to a scored group, and pipeline parallelism",
     "PromptFile": "the file, and what a checkpoint says of it",
     "RewardModel": "the protocol of rewards, and the reward that asks a model",
-    "Siblings": "samples of one prompt, for the trainer and for engines on a CPU",
 }
 
 MAX_LINES = 500

@@ -14,7 +14,7 @@ from tests.config.conftest import Load, Refused
 from slime.config import config_from_toml, config_notes, read_config
 from slime.config.flag_table import find_flag, flags_of
 from slime.config.sglang_options import sglang_argv
-from slime.config.values import Arity
+from slime.config.value_types import Arity
 from slime.errors import ConfigError
 
 _ASK_SGLANG = """

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlparse
 from pydantic.fields import FieldInfo
 
 from slime.cli.text_layout import hanging, table
-from slime.config.values import describe
+from slime.config.value_types import describe
 from slime.registry.component import LIMITED_KINDS, CallLimits, Component
 from slime.registry.find import FoundPlugin
 from slime.registry.kinds import KINDS

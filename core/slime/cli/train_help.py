@@ -13,7 +13,7 @@ from slime.config import read_config
 from slime.config.flag_table import flags_of
 from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
 from slime.config.run_config import SECTIONS
-from slime.config.values import Arity, ValueType
+from slime.config.value_types import Arity, ValueType
 from slime.errors import SlimeError
 from slime.registry.kinds import KINDS, SLOTS
 from slime.registry.plugin_set import survey_plugins

@@ -18,7 +18,7 @@ from slime.config.flags import COMPONENT, MEGATRON, SGLANG, Setting, Settings
 from slime.config.run_config import SECTIONS, RunConfig
 from slime.config.run_file import parse_run_file, read_run_file
 from slime.config.section import Section
-from slime.config.values import explain, is_union, unusable
+from slime.config.value_types import explain, is_union, unusable
 from slime.errors import ConfigError
 from slime.errors.redaction import redacted
 from slime.registry.kinds import SLOTS, Slot

@@ -11,7 +11,7 @@ from typing import Any
 
 from slime.config.flag_table import component_option, find_flag, nearest_component_option, nearest_flag
 from slime.config.flags import COMPONENT, Flag, Setting, Settings
-from slime.config.values import Arity
+from slime.config.value_types import Arity
 
 
 class CommandLine:

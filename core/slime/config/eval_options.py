@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from slime.config.section import ComponentChoice, PathText, Section, TokenId, TopK
-from slime.config.values import underscored
+from slime.config.value_types import underscored
 from slime.errors import did_you_mean
 
 _AtLeastOne = Annotated[int, Field(ge=1)]

@@ -14,7 +14,7 @@ from slime.config.megatron_options import megatron_flags
 from slime.config.run_config import SECTIONS
 from slime.config.section import ComponentChoice, Section
 from slime.config.sglang_options import sglang_flags
-from slime.config.values import Arity, ValueType, type_of
+from slime.config.value_types import Arity, ValueType, type_of
 from slime.errors import did_you_mean
 from slime.registry.kinds import SLOTS, slot_prefixes
 from slime.registry.original_names import instead_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime.config.values import Arity, ValueType
+from slime.config.value_types import Arity, ValueType
 
 #: targets of flags besides the sections of `slime.config.options` and `weight_options`
 MEGATRON, SGLANG, UNAVAILABLE = "megatron", "sglang", "unavailable"

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from slime.config.values import is_union
+from slime.config.value_types import is_union
 from slime.errors import ConfigError
 
 _PLAIN: dict[str, Any] = {

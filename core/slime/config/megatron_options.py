@@ -22,7 +22,7 @@ from slime.config.installed import (
     parse_source,
     with_range,
 )
-from slime.config.values import Arity, ValueType, type_of
+from slime.config.value_types import Arity, ValueType, type_of
 from slime.errors import ConfigError
 
 _PLAIN = {"int": int, "float": float, "bool": bool}

@@ -11,7 +11,7 @@ from typing import Any
 from slime.config.flag_table import find_flag, find_key, flags_of, nearest_flag
 from slime.config.flags import COMPONENT, MEGATRON, SGLANG, UNAVAILABLE, Flag, Setting, Settings
 from slime.config.run_config import SECTIONS, RunConfig
-from slime.config.values import Arity, check_path, unusable
+from slime.config.value_types import Arity, check_path, unusable
 from slime.errors import ConfigError, did_you_mean
 from slime.registry.kinds import SLOTS
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from slime.config.values import accepts_booleans, check_path, describe, underscored, unusable
+from slime.config.value_types import accepts_booleans, check_path, describe, underscored, unusable
 
 #: engines pass their seeds to numpy, which takes 32 bits; the first 31 leave room for one seed per engine
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -24,7 +24,7 @@ from slime.config.installed import (
     parse_source,
     with_range,
 )
-from slime.config.values import Arity, ValueType, read_human_int, read_json, type_of
+from slime.config.value_types import Arity, ValueType, read_human_int, read_json, type_of
 from slime.errors import ConfigError, did_you_mean
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from slime.plugin import BufferFilter, BufferFilterSpec, Selection
 from slime.registry.contracts import check_samples_untouched, check_selection, check_state, copy_samples
-from slime.testing.rules import Contract, Subject, assert_contract, attributed, check, rule
+from slime.testing.contract_rules import Contract, Subject, assert_contract, attributed, check, rule
 from slime.testing.samples import make_group, random_buffer
 from slime.types import Group
 

@@ -14,8 +14,8 @@ from slime.errors import ConfigError, PluginError
 from slime.registry.component import Component, checked_options
 from slime.registry.kinds import KINDS
 from slime.testing.context import make_context
+from slime.testing.contract_rules import Caller, Contract, ContractOutcome, Subject
 from slime.testing.family_numbers import assert_family_matches_transformers
-from slime.testing.rules import Caller, Contract, ContractOutcome, Subject
 
 #: words in the name of an option that is the file of a data source
 _FILE_OPTIONS = ("path", "file", "data")

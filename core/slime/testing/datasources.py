@@ -9,7 +9,7 @@ from typing import Any
 from slime.plugin import DataSource, DataSourceSpec
 from slime.registry.contracts import check_groups, check_state
 from slime.testing.context import SAMPLES_PER_PROMPT
-from slime.testing.rules import Contract, Subject, assert_contract, attributed, check, rule
+from slime.testing.contract_rules import Contract, Subject, assert_contract, attributed, check, rule
 from slime.types import Group
 
 

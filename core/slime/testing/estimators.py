@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.plugin import Advantages, Estimator, EstimatorBatch, EstimatorSpec, TokenBatch
 from slime.registry.estimator_contract import check_advantages, check_permutation, check_untouched, copy_batch
-from slime.testing.rules import Contract, Subject, assert_contract, attributed, check, rule
+from slime.testing.contract_rules import Contract, Subject, assert_contract, attributed, check, rule
 from slime.testing.samples import random_batch, token_batch
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 from slime.errors import ConfigError
 from slime.plugin import Family, FamilySpec
 from slime.plugin.architecture import Architecture, Rule
-from slime.testing.rules import (
+from slime.testing.contract_rules import (
     Contract,
     ContractOutcome,
     RefusedError,

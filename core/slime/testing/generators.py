@@ -14,7 +14,7 @@ from typing import Any
 from slime.errors import EngineError
 from slime.plugin import Generator, GeneratorSpec, SamplingParams
 from slime.registry.contracts import Snapshot, check_cut_short, check_generated, check_tokens_generated, copy_samples
-from slime.testing.rules import Contract, Subject, assert_contract, attributed, check, rule
+from slime.testing.contract_rules import Contract, Subject, assert_contract, attributed, check, rule
 from slime.testing.samples import CHARACTERS, END, encode, make_sample
 from slime.testing.scripted_policy import Say, ScriptedPolicy, Step
 from slime.types import Sample, Status

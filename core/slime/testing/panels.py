@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime.plugin import Panel, PanelSpec
-from slime.testing.rules import Contract, assert_contract, attributed, rule
+from slime.testing.contract_rules import Contract, assert_contract, attributed, rule
 from slime.view.filters import read_filter
 from slime.view.plugin_panels import drawings
 

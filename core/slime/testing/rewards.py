@@ -11,7 +11,7 @@ from typing import Any
 
 from slime.plugin import Reward, RewardModel, RewardSpec
 from slime.registry.contracts import check_reward, check_rewards, check_samples_untouched, copy_samples, recheck_rewards
-from slime.testing.rules import Contract, RefusedError, Subject, assert_contract, attributed, check, rule
+from slime.testing.contract_rules import Contract, RefusedError, Subject, assert_contract, attributed, check, rule
 from slime.testing.samples import make_sample
 from slime.types import Sample
 

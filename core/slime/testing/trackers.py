@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slime.plugin import Tracker, TrackerSpec
-from slime.testing.rules import Contract, assert_contract, attributed, check, rule
+from slime.testing.contract_rules import Contract, assert_contract, attributed, check, rule
 
 _STEP = {"train/loss": 0.5, "rollout/reward_mean": 0.25, "time/step": 2.0}
 

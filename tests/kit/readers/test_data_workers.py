@@ -20,8 +20,8 @@ from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.errors import DataError
 from slime.kit.readers.feed import order
+from slime.kit.readers.feed.feed_workers import FeedWorkers
 from slime.kit.readers.feed.work import BlocksJob, Work
-from slime.kit.readers.feed.workers import FeedWorkers
 from slime.kit.readers.light_tokenizer import LightTokenizer, lightest
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_source import parse_source

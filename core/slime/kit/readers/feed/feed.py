@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import CheckpointError, DataError
+from slime.kit.readers.feed.feed_workers import Answer, FeedWorkers, InProcess
 from slime.kit.readers.feed.order import BlockOrder, Order, RowOrder
 from slime.kit.readers.feed.work import LoadedRow, Work
-from slime.kit.readers.feed.workers import Answer, FeedWorkers, InProcess
 from slime.kit.readers.light_tokenizer import lightest
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_file import LOGGED, PromptFile, bad_row_error
