@@ -200,13 +200,13 @@ def test_a_named_estimator_has_an_objective_only_if_its_estimator_has_one() -> N
 
 
 def test_a_step_is_taken_if_any_token_of_it_is_trained() -> None:
-    from slime.train.rank import _steps_of
+    from slime.train.step import steps_of
 
     batch = make_batch(samples=6, steps=3, masked=False, response=(3, 3))
     for sample, mask in enumerate(batch.loss_masks):
         mask[:] = 0
         mask[1] = sample < 3  # one token of each sample of step 0, and of one of the two of step 1
-    assert _steps_of(batch) == ([0, 1], [2])
+    assert steps_of(batch) == ([0, 1], [2])
 
 
 def test_the_metrics_of_advantages_are_those_of_the_trained_tokens() -> None:

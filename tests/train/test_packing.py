@@ -59,7 +59,10 @@ def test_routers_learn_the_part_of_the_step_that_a_micro_batch_is() -> None:
 def test_recorded_routes_are_packed_as_the_tokens_and_padding_has_none(samples: list[int]) -> None:
     batch = make_batch(samples=5)
     routes = [np.full((len(tokens) - 1, 2, 3), i, dtype=np.uint8) for i, tokens in enumerate(batch.tokens)]
-    ranks = [replace(rule(tp=4), tp_rank=rank).pack(batch, alone(samples), routes=routes) for rank in range(4)]
+    ranks = [
+        replace(rule(tp=4), tp_rank=rank).pack(replace(batch, routed_experts=routes), alone(samples))
+        for rank in range(4)
+    ]
     found = torch.cat([rank.routed.routes for rank in ranks if rank.routed.routes is not None])
     lengths = [len(routes[i]) for i in samples]
     padding = -sum(lengths) % 4

@@ -17,9 +17,11 @@ from slime.engine.control import EngineControl
 from slime.plugin import Advantages, EstimatorBatch
 from slime.plugin.architecture import Architecture
 from slime.rollout.train_batch import Ragged, TrainBatch
-from slime.train import rank as module
+from slime.train import parallel, sending
 from slime.train.rank import MegatronRank
 from slime.train.schedule import PipelineSchedule
+from slime.train.sending import WeightSender
+from slime.train.step import Learner
 
 
 class Transport:
@@ -64,14 +66,14 @@ class OneRank(MegatronRank):
 
     def __init__(self, number: int, run_dir: Path) -> None:
         self.config = make_config(run_dir / "model")
-        self._rank, self._run_dir, self._transport = number, run_dir, None
-        self._lora = None
-        self._settings: Any = SimpleNamespace(vocab_size=128)
+        self._rank = number
         self._architecture = self._trained = Architecture("none", {}, {}, ())
+        self._sender = WeightSender(self.config, self._architecture, run_dir)
         self.gathered: list[str] = []
         self.policy: Any = Part("policy", calls := list[tuple[str, ...]]())
         self.critic: Any = Part("critic", calls)
         self.reference: Any = Part("reference", calls)
+        self.features: Any = [Part("layers", calls), self.critic]
         self.calls = calls
 
     def _weights_of(self, _: Architecture) -> Iterator[tuple[str, torch.Tensor]]:
@@ -89,7 +91,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Transport]:
         made.append(Transport())
         return made[-1]
 
-    monkeypatch.setattr(module, "create_transport", create)
+    monkeypatch.setattr(sending, "create_transport", create)
     return made
 
 
@@ -97,7 +99,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Transport]:
 def stopped(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """The calls that leave the process groups: whether after an error."""
     calls: list[bool] = []
-    monkeypatch.setattr(module.parallel, "stop", lambda *, failed: calls.append(failed))
+    monkeypatch.setattr(parallel, "stop", lambda *, failed: calls.append(failed))
     return calls
 
 
@@ -149,10 +151,11 @@ def test_a_resumed_rank_takes_everything_back_after_the_critic_was_found(tmp_pat
     rank = OneRank(0, tmp_path)
     rank.load(tmp_path / "state")
     assert rank.calls == [
-        ("policy", "checked", "state"),
+        ("layers", "checked", "state"),
         ("critic", "checked", "state"),
         ("reference", "everything", "reference"),
         ("policy", "everything", "state"),
+        ("layers", "everything", "state"),
         ("critic", "everything", "state"),
     ]
 
@@ -164,8 +167,9 @@ def test_a_new_run_from_a_checkpoint_takes_only_weights(own_reference: bool, tmp
         rank.config = make_config(tmp_path / "model", ref_load=str(tmp_path / "reference"), use_kl_loss=True)
     rank.load(tmp_path / "state", weights_only=True)
     renewed = [] if own_reference else [("reference", "renewed")]  # after the policy has its weights
-    loaded = [("policy", "checked", "state"), ("policy", "weights", "state")]
-    assert rank.calls == [*loaded, *renewed, ("critic", "weights", "state")]
+    checked = [("layers", "checked", "state"), ("critic", "checked", "state")]
+    beside = [("layers", "weights", "state"), ("critic", "weights", "state")]
+    assert rank.calls == [*checked, ("policy", "weights", "state"), *renewed, *beside]
 
 
 # --- training ---------------------------------------------------------------------------------------
@@ -218,21 +222,21 @@ class Returning(Centred):
         return Advantages(centred, returns=centred)
 
 
-def trainer(folder: Path, **options: Any) -> OneRank:
-    """A rank with policy and critic that trains two steps a rollout."""
-    rank = OneRank(0, folder)
+def trainer(folder: Path, **options: Any) -> tuple[Learner, list[tuple[str, ...]]]:
+    """What trains policy and critic two steps a rollout, and what they were told."""
     # Logging tokens asks every rank of a model, and there is none here.
-    rank.config = make_config(folder / "model", steps=2, log_token_columns="none", **options)
-    rank.policy, rank.critic, rank.reference = Policy("policy", rank.calls), Values("critic", rank.calls), None
-    rank.spec, rank._estimator, rank._estimator_needs_kl = None, Returning(), False
-    rank._device, rank._rollouts_seen = torch.device("cpu"), 0
-    return rank
+    config = make_config(folder / "model", steps=2, log_token_columns="none", **options)
+    calls: list[tuple[str, ...]] = []
+    policy: Any = Policy("policy", calls)
+    critic: Any = Values("critic", calls)
+    learner = Learner(config, Returning(), None, policy, None, critic, (), vocab_size=128, device=torch.device("cpu"))
+    return learner, calls
 
 
 def test_the_loss_is_the_mean_over_the_steps_of_a_rollout(tmp_path: Path) -> None:
-    rank = trainer(tmp_path)
-    metrics = rank.train(make_batch(samples=8, steps=2))
-    assert ("policy", "steps", "0", "1") in rank.calls
+    learner, calls = trainer(tmp_path)
+    metrics = learner.train(make_batch(samples=8, steps=2))
+    assert ("policy", "steps", "0", "1") in calls
     assert (metrics["loss"], metrics["grad_norm"], metrics["lr"]) == (3.0, 0.5, 0.1)
     assert metrics["value_loss"] == 0.25
     assert "skipped_steps" not in metrics
@@ -241,9 +245,9 @@ def test_the_loss_is_the_mean_over_the_steps_of_a_rollout(tmp_path: Path) -> Non
 def test_a_step_without_trained_tokens_is_skipped_by_policy_and_critic(tmp_path: Path) -> None:
     batch = make_batch(samples=8, steps=2)
     masks = [mask * int(step == 0) for mask, step in zip(batch.loss_masks, batch.step_ids, strict=True)]
-    rank = trainer(tmp_path)
-    metrics = rank.train(dataclasses.replace(batch, loss_masks=Ragged.of(masks, np.float32)))
-    assert rank.calls == [
+    learner, calls = trainer(tmp_path)
+    metrics = learner.train(dataclasses.replace(batch, loss_masks=Ragged.of(masks, np.float32)))
+    assert calls == [
         ("critic", "steps", "0"), ("critic", "skipped", "1"), ("policy", "steps", "0"), ("policy", "skipped", "1"),
     ]  # fmt: skip
     assert (metrics["skipped_steps"], metrics["loss"]) == (1, 6.0)
@@ -251,9 +255,10 @@ def test_a_step_without_trained_tokens_is_skipped_by_policy_and_critic(tmp_path:
 
 @pytest.mark.parametrize("normalized", [False, True])
 def test_advantages_are_whitened_if_the_run_says_so(normalized: bool, tmp_path: Path) -> None:
-    rank, batch = trainer(tmp_path, normalize_advantages=normalized), make_batch(samples=8, steps=2)
-    rank.train(batch)
-    used = rank.policy.columns.advantages[torch.from_numpy(np.concatenate(batch.loss_masks)) > 0]
+    (learner, _), batch = trainer(tmp_path, normalize_advantages=normalized), make_batch(samples=8, steps=2)
+    learner.train(batch)
+    policy: Any = learner.policy
+    used = policy.columns.advantages[torch.from_numpy(np.concatenate(batch.loss_masks)) > 0]
     assert (abs(float(used.mean())) < 1e-5 and float(used.std()) == pytest.approx(1.0, abs=1e-4)) is normalized
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -93,6 +93,10 @@ class TrainBatch:
     def response_lengths(self) -> NDArray[np.int64]:
         """[N], the T_i."""
         return self.loss_masks.lengths
+
+    def without_routes(self) -> TrainBatch:
+        """The batch for a model that is not the engines', whose routers choose for themselves."""
+        return replace(self, routed_experts=None)
 
     @classmethod
     def from_groups(

@@ -16,6 +16,7 @@ from slime.errors import CheckpointError
 from slime.plugin.architecture import Architecture
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
+from slime.train.features import Feature
 from slime.train.loss import LossColumns
 from slime.train.model import TrainableModel, timed
 from slime.train.model_config import read_same_model
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 CRITIC_PART = "critic"
 
 
-class Critic:
+class Critic(Feature):
     """The policy's transformer with a `ValueHead`, under the same parallel layout. Every method is collective.
 
     It starts from the policy's weights or from those of `--critic-load`. Optimizer and schedule have the policy's
@@ -75,14 +76,14 @@ class Critic:
         else:
             _load_hf(chunks, Path(folder), models, architecture)
         lr_flag = "--lr" if lr is None else "--critic-lr"
-        self.model = TrainableModel(config, settings, chunks, value_head, device, lr_flag=lr_flag, replays_routes=False)
+        self.model = TrainableModel(config, settings, chunks, value_head, device, lr_flag=lr_flag)
 
     def values(self, batch: TrainBatch) -> Tensor:
         """[sum of T_i] float32 on the CPU, the same on every rank, masked tokens included.
 
         V_t is the value of the state before token t: of the prompt and the response's tokens up to t - 1.
         """
-        return self.model.score(batch)
+        return self.model.score(batch.without_routes())
 
     def train(
         self, batch: TrainBatch, steps: Sequence[int], columns: LossColumns, seconds: dict[str, float]
@@ -94,7 +95,7 @@ class Critic:
         """
         loss = partial(micro_batch_value_loss, self._options.value_clip, columns)
         with timed(seconds, "time/critic"):
-            sums, grad_norm, lr = self.model.train(batch, steps, loss, {}, "critic, ")
+            sums, grad_norm, lr = self.model.train(batch.without_routes(), steps, loss, {}, "critic, ")
         return value_metrics(columns) | {
             "value_loss": sums["loss"] / len(steps),
             "value_clip_fraction": sums["clipped"] / max(sums["tokens"], 1.0),
@@ -106,13 +107,17 @@ class Critic:
         """Write weights, optimizer and schedule into the trainer's part of a checkpoint, beside the policy's."""
         self.model.save(folder / CRITIC_PART, write)
 
-    def check(self, folder: Path) -> None:
+    def models(self) -> Sequence[TrainableModel]:
+        """The value model."""
+        return (self.model,)
+
+    def check(self, folder: Path, *, weights_only: bool) -> None:
         """Refuse a trainer's part of a checkpoint that has no critic, before anything of it is read.
 
         Raises:
             CheckpointError: It has none.
         """
-        if not (folder / CRITIC_PART / "metadata.json").is_file():
+        if not weights_only and not (folder / CRITIC_PART / "metadata.json").is_file():
             raise CheckpointError(
                 f"{folder} was saved by a run without a critic (it has no {CRITIC_PART}/), and this run's estimator"
                 " needs one: resuming would continue with an untrained critic. Load a checkpoint of a run with a"

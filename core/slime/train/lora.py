@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
@@ -31,11 +32,20 @@ from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
-from slime.errors import CheckpointError, writing
+from slime.errors import CheckpointError, ConfigError, writing
 from slime.plugin.architecture import Architecture, Rule
+from slime.train.features import Feature
 from slime.train.linears import NormedRowParallelLinear
-from slime.weights.lora import ADAPTERS_DESCRIPTION, Lora, adapter_rules, adapter_shapes, module_of
-from slime.weights.peft import peft_reader
+from slime.weights.lora import (
+    ADAPTERS_DESCRIPTION,
+    Lora,
+    adapter_rules,
+    adapter_shapes,
+    lora_of,
+    module_of,
+    peft_config,
+)
+from slime.weights.peft import peft_reader, peft_writer
 from slime.weights.shards import (
     ADAPTERS,
     NamedTensors,
@@ -47,6 +57,10 @@ from slime.weights.shards import (
     read_shard,
 )
 from slime.weights.stored import sample_digest
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+    from slime.train.checkpoint_io import Write
 
 
 class Adapter(torch.nn.Module):
@@ -155,24 +169,134 @@ class Adapters(torch.nn.ModuleDict):
         return state
 
 
-def add_adapters(chunks: Sequence[Any], lora: Lora, model: Architecture) -> None:
-    """Freeze the bare chunks and give their layers adapters, which are zero."""
-    rules = {
-        module_of(rule.megatron): rule for rule in model.rules if any(module_of(hf) in lora.modules for hf in rule.hf)
-    }
-    for chunk in chunks:
-        chunk.requires_grad_(False)
-        adapters = Adapters()
-        for name, module in list(chunk.named_modules()):
-            layer = module_of(global_name(f"{name}.weight", chunk))
-            if layer in rules:
-                adapter = Adapter(chunk.config, module, rules[layer], lora)
-                adapters[layer.replace(".", "/")] = adapter
-                _connect(adapter, module)
-        setattr(chunk, ADAPTERS, adapters)
-        if chunk.pre_process and chunk.config.recompute_granularity is not None:
-            # Megatron's recomputation gives no gradients to what is inside it if no input of it has one.
-            chunk.embedding.register_forward_hook(_with_gradient)
+class AdapterTraining(Feature):
+    """Freezes the model and trains adapters of its layers; does nothing in a run without adapters."""
+
+    def __init__(self, config: RunConfig, model: Architecture | None) -> None:
+        """
+        Args:
+            config: The run's configuration.
+            model: The model of `--hf-checkpoint`, if the run has one.
+
+        Raises:
+            ConfigError: The run has adapters, and no folder that names the model's modules.
+        """
+        if model is None and (config.lora.lora_rank is not None or config.lora.lora_load is not None):
+            raise ConfigError(
+                "adapters (--lora-rank, --lora-load) need --hf-checkpoint, which names the model's modules."
+            )
+        self._config = config
+        lora = None if model is None else lora_of(config.lora, model)
+        self._trained = None if model is None or lora is None else (lora, model)
+
+    def build(self, chunks: Sequence[Any]) -> None:
+        """Freeze the bare chunks and give their layers adapters, which are zero."""
+        if self._trained is None:
+            return
+        lora, model = self._trained
+        rules = {
+            module_of(rule.megatron): rule
+            for rule in model.rules
+            if any(module_of(hf) in lora.modules for hf in rule.hf)
+        }
+        for chunk in chunks:
+            chunk.requires_grad_(False)
+            adapters = Adapters()
+            for name, module in list(chunk.named_modules()):
+                layer = module_of(global_name(f"{name}.weight", chunk))
+                if layer in rules:
+                    adapter = Adapter(chunk.config, module, rules[layer], lora)
+                    adapters[layer.replace(".", "/")] = adapter
+                    _connect(adapter, module)
+            setattr(chunk, ADAPTERS, adapters)
+            if chunk.pre_process and chunk.config.recompute_granularity is not None:
+                # Megatron's recomputation gives no gradients to what is inside it if no input of it has one.
+                chunk.embedding.register_forward_hook(_with_gradient)
+
+    def start(self, chunks: Sequence[Any]) -> None:
+        """Give the adapters the values of `--lora-load`, or PEFT's: A is random and B zero, so they change nothing yet.
+
+        The values do not depend on the parallel layout.
+        """
+        if self._trained is None:
+            return
+        lora, model = self._trained
+        folder, seed = self._config.lora.lora_load, self._config.run.seed
+        shapes = adapter_shapes(lora, model)
+        given = partial(_initial, shapes, seed) if folder is None else peft_reader(Path(folder))
+
+        def read(name: str, dim: int, start: int, stop: int) -> Tensor:
+            # A module without an adapter in a layer that joins several; only rows of its B are asked for.
+            return given(name, dim, start, stop) if name in shapes else torch.zeros(stop - start, lora.rank)
+
+        for _, adapter in _named(chunks):
+            adapter.fill(read)
+
+    def named(self, chunks: Sequence[Any]) -> NamedTensors:
+        """The full tensors of the adapters under PEFT's names, on rank 0; the others must iterate too and get none."""
+        if self._trained is None:
+            return iter(())
+        shapes = adapter_shapes(*self._trained)
+        gathered = gather_tensors(_shards(chunks), {})
+        return ((name, tensor) for name, tensor in gathered if name in shapes)
+
+    def writer(self, adapters: NamedTensors) -> Callable[[Path], None] | None:
+        """What writes these adapters into an exported model folder, if there are any."""
+        if self._trained is None:
+            return None
+        return peft_writer(adapters, peft_config(*self._trained, str(self._config.checkpoint.hf_checkpoint)))
+
+    def save(self, folder: Path, write: Write) -> None:  # noqa: ARG002 - the adapters are the policy's weights
+        """Write beside saved adapters what they are without: rank, alpha, modules, and a digest of the frozen model.
+
+        Raises:
+            DiskFullError: The disk is full.
+        """
+        if self._trained is None or dist.get_rank() != 0:
+            return
+        path = folder / ADAPTERS_DESCRIPTION
+        described = _described(self._trained[0], Path(str(self._config.checkpoint.hf_checkpoint)))
+        with writing(path):
+            path.write_text(json.dumps(described, indent=1), encoding="utf-8")
+
+    def check(self, folder: Path, *, weights_only: bool) -> None:  # noqa: ARG002 - adapters fit one model alone
+        """Refuse a checkpoint that is not of these adapters on this model, before anything of it is read.
+
+        Raises:
+            CheckpointError: It is of other adapters, of another model, or only one of run and checkpoint has adapters.
+        """
+        lora = None if self._trained is None else self._trained[0]
+        base = self._config.checkpoint.hf_checkpoint
+        path = folder / ADAPTERS_DESCRIPTION
+        if not path.is_file():
+            if lora is None:
+                return
+            raise CheckpointError(
+                f"{folder} was saved by a run without adapters, and this run trains {lora}. Resume without --lora-rank,"
+                " or write the checkpoint as a model folder (slime convert CHECKPOINT DIR) and train adapters on that."
+            )
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            held = Lora(int(saved["rank"]), float(saved["alpha"]), tuple(map(str, saved["modules"])))
+            digest = str(saved["base_sha256"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        if lora is None or base is None:
+            raise CheckpointError(
+                f"{folder} holds only adapters ({held}), and this run trains the whole model. Add"
+                f" --lora-rank {held.rank} --lora-alpha {held.alpha:g} --lora-targets {' '.join(held.kinds)}, or write"
+                " the checkpoint as a model folder (slime convert CHECKPOINT DIR) and start from that."
+            )
+        if held != lora:
+            raise CheckpointError(
+                f"{folder} holds {held}, and this run trains {lora}: the same numbers would mean another model. Use the"
+                " options of the run that saved it."
+            )
+        if digest != _described(lora, Path(base))["base_sha256"]:
+            raise CheckpointError(
+                f"{folder} holds adapters of another model than --hf-checkpoint {base}: its weights are not those of"
+                " the run that saved them. Use the folder of that run."
+            )
 
 
 def _connect(adapter: Adapter, linear: Any) -> None:
@@ -187,29 +311,6 @@ def _connect(adapter: Adapter, linear: Any) -> None:
 
 def _with_gradient(_embedding: Any, _inputs: Any, output: Tensor) -> Tensor:
     return output.requires_grad_() if torch.is_grad_enabled() else output
-
-
-def start_adapters(chunks: Sequence[Any], lora: Lora, model: Architecture, *, folder: Path | None, seed: int) -> None:
-    """Give the adapters the values that training starts from.
-
-    Args:
-        chunks: The bare chunks of this rank, with adapters.
-        lora: What was added.
-        model: The model's names and rules.
-        folder: A PEFT folder with values. Without one, A is random and B zero, as in PEFT, so that the adapters change
-            nothing yet. The values do not depend on the parallel layout.
-        seed: Of the random values.
-    """
-    given = partial(_initial, adapter_shapes(lora, model), seed) if folder is None else peft_reader(folder)
-    shapes = adapter_shapes(lora, model)
-    rank = lora.rank
-
-    def read(name: str, dim: int, start: int, stop: int) -> Tensor:
-        # A module without an adapter in a layer that joins several; only rows of its B are asked for.
-        return given(name, dim, start, stop) if name in shapes else torch.zeros(stop - start, rank)
-
-    for _, adapter in _named(chunks):
-        adapter.fill(read)
 
 
 def _initial(shapes: dict[str, tuple[int, ...]], seed: int, name: str, dim: int, start: int, stop: int) -> Tensor:
@@ -239,13 +340,6 @@ def merged_values(chunks: Sequence[Any]) -> ValuesOf:
     return values
 
 
-def named_adapters(chunks: Sequence[Any], lora: Lora, model: Architecture) -> NamedTensors:
-    """The full tensors of the adapters under PEFT's names, on rank 0; the other ranks must iterate too and get none."""
-    shapes = adapter_shapes(lora, model)
-    gathered = gather_tensors(_shards(chunks), {})
-    return ((name, tensor) for name, tensor in gathered if name in shapes)
-
-
 def _shards(chunks: Sequence[Any]) -> Iterator[Shard]:
     for _, adapter in _named(chunks):
         for parameter, rule in zip((adapter.a, adapter.b), adapter.rules, strict=True):
@@ -258,55 +352,6 @@ def _shards(chunks: Sequence[Any]) -> Iterator[Shard]:
 def saved_part(chunk: Any) -> Any:
     """What checkpoints hold of a bare chunk: its adapters if it has some, since the rest is frozen; otherwise all."""
     return getattr(chunk, ADAPTERS, chunk)
-
-
-def describe_adapters(folder: Path, lora: Lora, base: Path) -> None:
-    """Write beside saved adapters what they are without: rank, alpha, modules, and a digest of the frozen model.
-
-    Raises:
-        DiskFullError: The disk is full.
-    """
-    path = folder / ADAPTERS_DESCRIPTION
-    with writing(path):
-        path.write_text(json.dumps(_described(lora, base), indent=1), encoding="utf-8")
-
-
-def check_adapters(folder: Path, lora: Lora | None, base: Path | None) -> None:
-    """Check that the trainer's part of a checkpoint is of these adapters on this model, before anything of it is read.
-
-    Raises:
-        CheckpointError: It is of other adapters, of another model, or only one of run and checkpoint has adapters.
-    """
-    path = folder / ADAPTERS_DESCRIPTION
-    if not path.is_file():
-        if lora is None:
-            return
-        raise CheckpointError(
-            f"{folder} was saved by a run without adapters, and this run trains {lora}. Resume without --lora-rank, or"
-            " write the checkpoint as a model folder (slime convert CHECKPOINT DIR) and train adapters on that."
-        )
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        held = Lora(int(saved["rank"]), float(saved["alpha"]), tuple(map(str, saved["modules"])))
-        digest = str(saved["base_sha256"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    if lora is None or base is None:
-        raise CheckpointError(
-            f"{folder} holds only adapters ({held}), and this run trains the whole model. Add --lora-rank {held.rank}"
-            f" --lora-alpha {held.alpha:g} --lora-targets {' '.join(held.kinds)}, or write the checkpoint as a model"
-            " folder (slime convert CHECKPOINT DIR) and start from that."
-        )
-    if held != lora:
-        raise CheckpointError(
-            f"{folder} holds {held}, and this run trains {lora}: the same numbers would mean another model. Use the"
-            " options of the run that saved it."
-        )
-    if digest != _described(lora, base)["base_sha256"]:
-        raise CheckpointError(
-            f"{folder} holds adapters of another model than --hf-checkpoint {base}: its weights are not those of the"
-            " run that saved them. Use the folder of that run."
-        )
 
 
 def _described(lora: Lora, base: Path) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
 from slime.train.chunks import connect_schedule, wrap_chunks
+from slime.train.features import Feature
 from slime.train.flops import Flops
 from slime.train.micro_batches import plan_step
 from slime.train.offload import ModelMemory, Part
 from slime.train.optimizer import build_scheduler, install_adam, take_step
 from slime.train.packing import PackedMicroBatch, PackingRule
 from slime.train.parallel import counts_tokens
-from slime.train.predicting import PredictingModel, check_predicting_layers, share_embedding
 from slime.train.routing import check_routes, router_metrics, routers_of
 from slime.train.schedule import LossFunction, PipelineSchedule, TokenHead
 from slime.train.settings import TrainSettings
@@ -60,7 +60,7 @@ class TrainableModel:
         *,
         lr_flag: str = "--lr",
         idle_rollouts: int = 0,
-        replays_routes: bool = True,
+        features: Sequence[Feature] = (),
     ) -> None:
         """Wrap the chunks, which must have the weights that training starts from.
 
@@ -72,7 +72,7 @@ class TrainableModel:
             device: Where the chunks are.
             lr_flag: The flag that set the learning rate, for messages.
             idle_rollouts: Rollouts of the run in which this model takes no step.
-            replays_routes: Whether its routers take the experts that the engine chose, where a batch has them.
+            features: What the model does beside, in the order of the hooks.
         """
         self._config, self._settings, self._device = config, settings, device
         self.chunks = chunks
@@ -82,6 +82,9 @@ class TrainableModel:
         self.memory = ModelMemory(chunks, self._wrapped, self.optimizer)
         self.scheduler = build_scheduler(config, settings, self.optimizer, lr_flag, idle_rollouts=idle_rollouts)
         connect_schedule(settings, self._wrapped, self.optimizer.scale_loss)
+        self._features = features
+        for feature in features:
+            head = feature.head(head, chunks[-1])
         self._schedule = PipelineSchedule(settings, self._wrapped, head)
         self._packing = PackingRule(
             tensor_parallel_size=settings.transformer.tensor_model_parallel_size,
@@ -92,7 +95,6 @@ class TrainableModel:
             tp_rank=parallel_state.get_tensor_model_parallel_rank(),
         )
         self._routers = [router for chunk in chunks for router in routers_of(chunk.decoder)]
-        self._replays = replays_routes
         self._shares_prompts = (
             config.algorithm.share_prompts is not False
             and config.algorithm.micro_batch_size is None
@@ -101,18 +103,14 @@ class TrainableModel:
         self._flops = Flops.of(settings.transformer, vocab_size=settings.vocab_size)
         self._last_lr = 0.0
 
-    def score(self, batch: TrainBatch, *, replay: bool = True) -> Tensor:
+    def score(self, batch: TrainBatch) -> Tensor:
         """The head's first vector for every response token, [sum of T_i] float32 on the CPU, the same on every rank.
 
-        Log-probs are 0 where a token is not trained on; a critic's values are those of all tokens.
-
-        Args:
-            batch: The samples.
-            replay: Take the experts that the engine chose, if the batch has them; False for weights that are not the
-                engine's.
+        Log-probs are 0 where a token is not trained on; a critic's values are those of all tokens. Routers take the
+        experts that the batch brings along.
         """
         self.finish_param_gather()
-        micro_batches = self._micro_batches(batch, list(range(len(batch.tokens))), replay=replay)
+        micro_batches = self._micro_batches(batch, list(range(len(batch.tokens))))
         scored = self._schedule.score(micro_batches)
         flat = torch.zeros(len(batch.loss_masks.flat), device=self._device)
         if counts_tokens():
@@ -148,9 +146,8 @@ class TrainableModel:
                 # Without the distributed optimizer, the last step's gradients are still in the parameters and would be
                 # counted a second time.
                 self.optimizer.zero_grad()
-                if any(isinstance(chunk, PredictingModel) for chunk in self.chunks):
-                    self.finish_param_gather()
-                    share_embedding(self.chunks)
+                for feature in self._features:
+                    feature.before_step(self)
                 samples = np.flatnonzero(batch.step_ids == step).tolist()
                 tokens = int((batch.tokens.lengths[samples] - 1).sum())
                 micro_batches = self._micro_batches(batch, samples, step_tokens=tokens)
@@ -182,19 +179,6 @@ class TrainableModel:
         self.finish_param_gather()
         save_weights(folder, self.chunks, write_now)
 
-    def check(self, folder: Path, *, weights_only: bool) -> None:
-        """Refuse a checkpoint that does not have the layers of this model, before anything of it is read.
-
-        Args:
-            folder: As of `load`.
-            weights_only: As of `load`.
-
-        Raises:
-            CheckpointError: Only one of the run and the checkpoint has layers for multi-token prediction.
-        """
-        predicts = any(isinstance(chunk, PredictingModel) for chunk in self.chunks)
-        check_predicting_layers(folder, predicts=predicts, weights_only=weights_only)
-
     def load(self, folder: Path, *, weights_only: bool) -> None:
         """Read what `save` wrote, under any parallel layout; `weights_only` keeps optimizer and schedule fresh."""
         self.finish_param_gather()
@@ -221,7 +205,7 @@ class TrainableModel:
         return router_metrics(self._routers, steps=steps)
 
     def _micro_batches(
-        self, batch: TrainBatch, samples: list[int], *, step_tokens: int | None = None, replay: bool = True
+        self, batch: TrainBatch, samples: list[int], *, step_tokens: int | None = None
     ) -> list[PackedMicroBatch]:
         """This data-parallel rank's share of some samples; every rank gets the same number of micro-batches."""
         algorithm, transformer = self._config.algorithm, self._settings.transformer
@@ -239,10 +223,9 @@ class TrainableModel:
         interleaved = transformer.virtual_pipeline_model_parallel_size is not None
         multiple = transformer.pipeline_model_parallel_size if interleaved else 1
         count = -(-max(1, *(len(one) for one in plan)) // multiple) * multiple
-        routes = batch.routed_experts if replay and self._replays else None
-        if routes is not None:
+        if (routes := batch.routed_experts) is not None:
             check_routes({int(batch.sample_ids[i]): routes[i] for i in samples}, transformer)
-        pack = partial(self._packing.pack, batch, step_tokens=step_tokens, routes=routes)
+        pack = partial(self._packing.pack, batch, step_tokens=step_tokens)
         packed = [pack(group) for group in mine if group]
         while len(packed) < count:
             shortest = min(samples, key=lambda i: len(batch.tokens[i]))

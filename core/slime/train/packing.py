@@ -65,18 +65,16 @@ class PackingRule:
         *,
         counts: bool = True,
         step_tokens: int | None = None,
-        routes: Sequence[np.ndarray[Any, Any]] | None = None,
     ) -> PackedMicroBatch:
         """Pack samples, the tokens that a group shares only once.
 
         Args:
             batch: The rollout's samples.
-            groups: Which of them. None may share tokens under context parallelism, or with `routes`.
+            groups: Which of them. None may share tokens under context parallelism, or with routed experts.
             counts: False for a micro-batch that only keeps this rank in step with the others.
             step_tokens: Tokens of the whole optimizer step, over all ranks; None outside of training.
-            routes: Of each sample of the batch the experts that the engine chose, [P + T - 1, layers, K], if the
-                routers are to take them.
         """
+        routes = batch.routed_experts
         whole_prompts = self.cp_size > 1 or routes is not None
         assert not (whole_prompts and any(group.shared for group in groups)), "these need each prompt by itself"
         multiple = 2 * self.cp_size if self.cp_size > 1 else 1

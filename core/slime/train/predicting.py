@@ -12,9 +12,10 @@ norm by which gradients are clipped.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -32,12 +33,15 @@ from torch import Tensor
 
 from slime.errors import CheckpointError
 from slime.train.checkpoint_reader import METADATA, read_metadata, require_complete
+from slime.train.features import Feature
 from slime.train.loss import LossColumns
 from slime.train.output_layer import PolicyModel, spread
 from slime.train.packing import PackedMicroBatch
 from slime.train.schedule import LossFunction, TokenHead
-from slime.train.settings import TrainSettings
 from slime.weights.shards import PREDICTING
+
+if TYPE_CHECKING:
+    from slime.train.model import TrainableModel
 
 #: weight of the loss relative to the policy's, unless --mtp-loss-scaling-factor says otherwise
 LOSS_SCALE = 0.2
@@ -135,22 +139,6 @@ class PredictingModel(PolicyModel):
         return copied.to(next(self.mtp.parameters()).device)
 
 
-def share_embedding(chunks: Sequence[Any]) -> None:
-    """Copy the embedding to the last pipeline stage, whose layers for multi-token prediction need it (collective).
-
-    Its weights must be complete (see `TrainableModel.finish_param_gather`).
-
-    Args:
-        chunks: The bare chunks of this rank, all of a `PredictingModel`.
-    """
-    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
-        return
-    for chunk in chunks:
-        if (embedding := chunk.embedding_to_share()) is not None:
-            weight = embedding.word_embeddings.weight.data
-            dist.broadcast(weight, group=parallel_state.get_embedding_group(), group_src=0)
-
-
 def _own_config(config: Any) -> Any:
     """The settings of the further layers: Megatron neither recomputes them whole nor balances their experts.
 
@@ -163,84 +151,105 @@ def _own_config(config: Any) -> Any:
     return own
 
 
-def predicting_head(head: TokenHead, model: PredictingModel, settings: TrainSettings) -> TokenHead:
-    """The policy's vectors, and in training for each further layer the log-probs [R_l] of the response tokens.
+class FurtherLayers(Feature):
+    """Trains the layers for multi-token prediction; with a count of 0 it only refuses checkpoints that have them."""
 
-    They are those of the model's own distribution, at temperature 1. The output layer gets no gradients from them. A
-    response token that is not trained on has log-prob 0, and one so early that the layer has no position to predict it
-    from.
-    """
+    def __init__(self, count: int, *, scale: float, vocab_size: int) -> None:
+        """
+        Args:
+            count: How many further layers are trained.
+            scale: Weight of their loss, relative to the policy's.
+            vocab_size: The vocabulary without padding.
+        """
+        self._count, self._scale, self._vocab_size = count, scale, vocab_size
 
-    def whole(hidden: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
-        vectors = head(hidden, micro_batch)
-        rows, trained = micro_batch.rows, micro_batch.trained
-        for number, states in enumerate(model.take_states(), start=1):
-            within = micro_batch.positions[0, rows] >= number
-            if trained is not None:
-                within &= spread(torch.ones_like(trained, dtype=torch.bool), trained, rows.numel())
-            places = within.nonzero().squeeze(1)
-            log_probs, _ = model.scores(
-                states,
-                rows[places] - number,
-                micro_batch.targets[places],
-                temperature=1.0,
-                vocab_size=settings.vocab_size,
-                constant=True,
+    @property
+    def model(self) -> Callable[..., PolicyModel]:
+        """What a chunk of the policy is."""
+        return partial(PredictingModel, predicting=self._count) if self._count else PolicyModel
+
+    def head(self, head: TokenHead, chunk: Any) -> TokenHead:
+        """The policy's vectors, and in training for each further layer the log-probs [R_l] of the response tokens.
+
+        They are those of the model's own distribution, at temperature 1. The output layer gets no gradients from them.
+        A response token that is not trained on has log-prob 0, and one so early that the layer has no position to
+        predict it from.
+        """
+        if not self._count:
+            return head
+        vocab_size = self._vocab_size
+
+        def whole(hidden: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
+            vectors = head(hidden, micro_batch)
+            rows, trained = micro_batch.rows, micro_batch.trained
+            for number, states in enumerate(chunk.take_states(), start=1):
+                within = micro_batch.positions[0, rows] >= number
+                if trained is not None:
+                    within &= spread(torch.ones_like(trained, dtype=torch.bool), trained, rows.numel())
+                places = within.nonzero().squeeze(1)
+                log_probs, _ = chunk.scores(
+                    states,
+                    rows[places] - number,
+                    micro_batch.targets[places],
+                    temperature=1.0,
+                    vocab_size=vocab_size,
+                    constant=True,
+                )
+                vectors = (*vectors, spread(log_probs, places, rows.numel()))
+            return vectors
+
+        return whole
+
+    def before_step(self, model: TrainableModel) -> None:
+        """Copy the embedding to the last pipeline stage, whose further layers need it."""
+        if not self._count:
+            return
+        model.finish_param_gather()  # its weights must be complete
+        if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+            return
+        for chunk in model.chunks:
+            if (embedding := chunk.embedding_to_share()) is not None:
+                weight = embedding.word_embeddings.weight.data
+                dist.broadcast(weight, group=parallel_state.get_embedding_group(), group_src=0)
+
+    def loss(self, loss: LossFunction, columns: LossColumns) -> LossFunction:
+        """The policy's loss plus `scale` times the mean of the further layers' losses, with the same weights of tokens.
+
+        It is one of the vectors of `head`, and its sums have the unscaled cross-entropy as `mtp_loss`.
+        """
+        if not self._count:
+            return loss
+
+        def whole(
+            micro_batch: PackedMicroBatch, log_probs: Tensor, entropy: Tensor, *further: Tensor
+        ) -> tuple[Tensor, Any]:
+            total, sums = loss(micro_batch, log_probs, entropy)
+            table = torch.stack(further)
+            if not micro_batch.counts:
+                return total + table.sum() * 0.0, sums
+            here = micro_batch.token_ids
+            cross_entropy = torch.where(columns.mask[here] > 0, -table, 0.0).mean(0)
+            sums = sums | {"mtp_loss": cross_entropy.detach().sum()}
+            return total + self._scale * (columns.weights[here] * cross_entropy).sum(), sums
+
+        return whole
+
+    def check(self, folder: Path, *, weights_only: bool) -> None:
+        """Check that a checkpoint holds the layers that this run trains. A new run may leave them out.
+
+        Raises:
+            CheckpointError: Only one of run and checkpoint has them, or the checkpoint is incomplete or damaged.
+        """
+        require_complete(folder)
+        saved = any(name.startswith(f"{PREDICTING}.") for name in read_metadata(folder / METADATA).state_dict_metadata)
+        if self._count and not saved:
+            raise CheckpointError(
+                f"{folder} was saved by a run that did not train layers for multi-token prediction. Resume without"
+                " --enable-mtp-training, or write the checkpoint as a model folder (slime convert CHECKPOINT DIR) and"
+                " start from that."
             )
-            vectors = (*vectors, spread(log_probs, places, rows.numel()))
-        return vectors
-
-    return whole
-
-
-def with_predicting_loss(loss: LossFunction, columns: LossColumns, scale: float) -> LossFunction:
-    """The policy's loss plus `scale` times the mean of the further layers' losses, with the same weights of tokens.
-
-    Args:
-        loss: The policy's.
-        columns: Data of the whole batch.
-        scale: As --mtp-loss-scaling-factor.
-
-    Returns:
-        A loss of the vectors of `predicting_head`, whose sums have the unscaled cross-entropy as `mtp_loss`.
-    """
-
-    def whole(
-        micro_batch: PackedMicroBatch, log_probs: Tensor, entropy: Tensor, *further: Tensor
-    ) -> tuple[Tensor, Any]:
-        total, sums = loss(micro_batch, log_probs, entropy)
-        table = torch.stack(further)
-        if not micro_batch.counts:
-            return total + table.sum() * 0.0, sums
-        here = micro_batch.token_ids
-        cross_entropy = torch.where(columns.mask[here] > 0, -table, 0.0).mean(0)
-        sums = sums | {"mtp_loss": cross_entropy.detach().sum()}
-        return total + scale * (columns.weights[here] * cross_entropy).sum(), sums
-
-    return whole
-
-
-def check_predicting_layers(folder: Path, *, predicts: bool, weights_only: bool) -> None:
-    """Check that the trainer's part of a checkpoint holds the layers that this run trains, before any of it is read.
-
-    Args:
-        folder: The trainer's part of a checkpoint.
-        predicts: Whether this run trains layers for multi-token prediction.
-        weights_only: Whether a new run starts from the weights. It may leave these layers out.
-
-    Raises:
-        CheckpointError: Only one of run and checkpoint has them, or the checkpoint is incomplete or damaged.
-    """
-    require_complete(folder)
-    saved = any(name.startswith(f"{PREDICTING}.") for name in read_metadata(folder / METADATA).state_dict_metadata)
-    if predicts and not saved:
-        raise CheckpointError(
-            f"{folder} was saved by a run that did not train layers for multi-token prediction. Resume without"
-            " --enable-mtp-training, or write the checkpoint as a model folder (slime convert CHECKPOINT DIR) and start"
-            " from that."
-        )
-    if saved and not predicts and not weights_only:
-        raise CheckpointError(
-            f"{folder} holds layers for multi-token prediction that its run trained, and this run would lose what they"
-            " have learned. Add --enable-mtp-training."
-        )
+        if saved and not self._count and not weights_only:
+            raise CheckpointError(
+                f"{folder} holds layers for multi-token prediction that its run trained, and this run would lose what"
+                " they have learned. Add --enable-mtp-training."
+            )

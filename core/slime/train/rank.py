@@ -4,62 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
-from slime.errors import ConfigError, TrainerError
-from slime.kit.processes.pulse import PULSE
+from slime.errors import ConfigError
 from slime.plugin import Estimator, EstimatorSpec
 from slime.plugin.architecture import Architecture
-from slime.rollout.train_batch import loss_weights
 from slime.train import parallel
-from slime.train.advantages import (
-    advantage_metrics,
-    check_agreement,
-    check_finite,
-    check_tokens,
-    estimate,
-    required,
-    whiten,
-)
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.critic import Critic
-from slime.train.lora import (
-    add_adapters,
-    check_adapters,
-    describe_adapters,
-    merged_values,
-    named_adapters,
-    start_adapters,
-)
-from slime.train.loss import LossColumns, LossTerms, kl_per_token, micro_batch_loss, token_means
-from slime.train.model import TrainableModel, timed
+from slime.train.features import Feature
+from slime.train.lora import AdapterTraining, merged_values
+from slime.train.model import TrainableModel
 from slime.train.model_config import ModelShape, read_same_model
 from slime.train.offload import Part, held_bytes
-from slime.train.output_layer import PolicyModel, policy_head
-from slime.train.predicting import LOSS_SCALE, PredictingModel, predicting_head, with_predicting_loss
+from slime.train.output_layer import policy_head
+from slime.train.predicting import LOSS_SCALE, FurtherLayers
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
-from slime.train.schedule import LossFunction
+from slime.train.sending import WeightSender
 from slime.train.settings import train_settings
-from slime.train.token_record import TokenRecord
-from slime.weights import Models, create_transport, drain, load_hf, named_hf_tensors, save_hf
-from slime.weights.lora import lora_of, peft_config
-from slime.weights.peft import peft_writer
+from slime.train.step import Learner, kl_in_reward
+from slime.weights import Models, drain, load_hf, named_hf_tensors, save_hf
 from slime.weights.shards import NamedTensors, drained
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.observe.logged_tokens import LoggedTokens
     from slime.rollout.train_batch import Ragged, TrainBatch
-    from slime.weights.transports.transport import WeightTransport
 
 
 class MegatronRank:
@@ -100,7 +76,7 @@ class MegatronRank:
             run_dir: The run's folder, through which weights may go to the engines; only `sync_weights` needs it.
         """
         self.config, self.spec = config, spec
-        self._rank, self._run_dir = rank, run_dir
+        self._rank = rank
         self._supervised = config.algorithm.loss_type == "sft_loss"
         if not self._supervised and estimator is None:
             raise ConfigError("loss_type policy_loss needs an advantage estimator (--advantage-estimator).")
@@ -109,11 +85,7 @@ class MegatronRank:
         self._models = models or Models.installed(config)
         self._architecture = None if folder is None else self._models.read(Path(folder))
         found = self._architecture
-        if found is None and (config.lora.lora_rank is not None or config.lora.lora_load is not None):
-            raise ConfigError(
-                "adapters (--lora-rank, --lora-load) need --hf-checkpoint, which names the model's modules."
-            )
-        self._lora = None if found is None else lora_of(config.lora, found)
+        self.adapters = AdapterTraining(config, found)
         #: the model as it is trained; the engines, the reference and the critic have `_architecture`
         self._trained = None if found is None else self._models.as_trained(found)
         shape = None if found is None else ModelShape(found.transformer, found.gpt)
@@ -123,12 +95,7 @@ class MegatronRank:
             post_norms=found is not None and found.post_norms,
             layer_specs=None if folder is None else self._models.layer_specs(Path(folder)),
         )
-        self._transport: WeightTransport | None = None
-        #: the engines that it sends to, and how often some were started again
-        self._connected: tuple[tuple[str, ...], int] = (), 0
-        self._rollouts_seen = 0
-        #: what the last `train` computed of the tokens that are logged
-        self._logged: LoggedTokens | None = None
+        self._sender = None if found is None else WeightSender(config, found, run_dir)
         self._device = parallel.start(
             config, self._settings.transformer, rank=rank, world_size=world_size, meeting=meeting
         )
@@ -141,13 +108,14 @@ class MegatronRank:
     def _build(self, needs: frozenset[str]) -> None:
         config, settings, algorithm = self.config, self._settings, self.config.algorithm
         trained = self._trained
-        further = trained.predicting if trained is not None and trained.predicts else None
-        builder = PolicyModel if further is None else partial(PredictingModel, predicting=further.count)
-        chunks = build_chunks(settings, self._device, builder)
-        if self._lora is not None and self._architecture is not None:
-            add_adapters(chunks, self._lora, self._architecture)
-        self._estimator_needs_kl = not self._supervised and (algorithm.kl_coef != 0 or "reference" in needs)
-        reference = self._estimator_needs_kl or (not self._supervised and algorithm.use_kl_loss)
+        predicting = FurtherLayers(
+            trained.predicting.count if trained is not None and trained.predicting and trained.predicts else 0,
+            scale=config.megatron.get("mtp_loss_scaling_factor", LOSS_SCALE),
+            vocab_size=settings.vocab_size,
+        )
+        chunks = build_chunks(settings, self._device, predicting.model)
+        self.adapters.build(chunks)
+        reference = not self._supervised and (kl_in_reward(algorithm, self.spec) or algorithm.use_kl_loss)
         self.reference: ReferenceWeights | None = None
         if reference and config.checkpoint.ref_load is not None:
             folder = Path(config.checkpoint.ref_load)
@@ -155,22 +123,19 @@ class MegatronRank:
             self.reference = ReferenceWeights(chunks, shares_frozen=False)
         if config.checkpoint.hf_checkpoint is not None:
             load_hf(chunks, Path(config.checkpoint.hf_checkpoint), self._named())
-        if self._lora is not None and self._architecture is not None:
-            values = None if config.lora.lora_load is None else Path(config.lora.lora_load)
-            start_adapters(chunks, self._lora, self._architecture, folder=values, seed=config.run.seed)
+        self.adapters.start(chunks)
         if reference and self.reference is None:
             self.reference = ReferenceWeights(chunks)
         # Supervised answers were not sampled: their loss is the plain log-probability.
         temperature = 1.0 if self._supervised else config.rollout.rollout_temperature
         head = policy_head(chunks[-1], settings, temperature=temperature)
-        if further is not None:
-            head = predicting_head(head, chunks[-1], settings)
         self.policy = TrainableModel(
             config,
             settings,
             chunks,
             head,
             self._device,
+            features=(self.adapters, predicting),
             idle_rollouts=algorithm.num_critic_only_steps if "critic" in needs else 0,
         )
         self.critic: Critic | None = None
@@ -183,6 +148,19 @@ class MegatronRank:
                 architecture=self._architecture,
                 device=self._device,
             )
+        #: in the order in which checkpoints are checked and loaded
+        self.features: list[Feature] = [self.adapters, predicting, *([] if self.critic is None else [self.critic])]
+        self.learner = Learner(
+            config,
+            self._estimator,
+            self.spec,
+            self.policy,
+            self.reference,
+            self.critic,
+            self.features,
+            vocab_size=settings.vocab_size,
+            device=self._device,
+        )
 
     # --- training -----------------------------------------------------------------------------------
 
@@ -201,54 +179,11 @@ class MegatronRank:
             TrainerError: The model does not know a token, or the loss or the gradient is not finite.
             PluginContractError: The estimator broke its contract.
         """
-        if not len(batch.tokens):
-            raise TrainerError(f"rollout {batch.rollout} has no trainable sample: there is nothing to train on.")
-        check_tokens(batch, self._settings.vocab_size)
-        algorithm = self.config.algorithm
-        seconds: dict[str, float] = {}
-        steps, skipped = _steps_of(batch)
-        metrics: dict[str, float] = {"skipped_steps": len(skipped)} if skipped else {}
-        critic_only = self.critic is not None and batch.rollout < algorithm.num_critic_only_steps
-        policy_steps = [] if critic_only else steps
-        columns, batch_metrics = self._columns(batch, seconds, steps=len(policy_steps))
-        if self.config.run.log_token_columns != "none":
-            columns = dataclasses.replace(columns, record=TokenRecord())
-        metrics |= batch_metrics
-        if self.critic is not None:
-            if columns.returns is not None:
-                metrics |= self.critic.train(batch, steps, columns, seconds)
-            self.critic.model.skip(len(skipped))
-        if not critic_only:
-            loss: LossFunction = partial(micro_batch_loss, LossTerms.of(algorithm, self._estimator, self.spec), columns)
-            if self._trained is not None and self._trained.predicts:
-                scale = self.config.megatron.get("mtp_loss_scaling_factor", LOSS_SCALE)
-                loss = with_predicting_loss(loss, columns, scale)
-            sums, grad_norm, lr = self.policy.train(batch, policy_steps, loss, seconds)
-            self.policy.skip(len(skipped))
-            metrics |= self.policy.routing_metrics(steps=len(policy_steps))
-            metrics |= token_means(sums, steps=max(1, len(steps))) | {"grad_norm": grad_norm, "lr": lr}
-        self._logged = self._log(batch, columns)
-        self._rollouts_seen += 1
-        every = algorithm.ref_update_interval
-        if self.reference is not None and every is not None and (batch.rollout + 1) % every == 0:
-            self.policy.finish_param_gather()
-            self.reference.renew()
-        return metrics | seconds
-
-    def _log(self, batch: TrainBatch, columns: LossColumns) -> LoggedTokens | None:
-        if columns.record is None:
-            return None
-        everywhere = {
-            "advantage": columns.advantages,
-            "ref_logprob": columns.ref_log_probs,
-            "value": columns.values,
-            "returns": columns.returns,
-        }
-        return columns.record.collect(batch, everywhere, columns.mask, self.config.run)
+        return self.learner.train(batch)
 
     def logged_tokens(self) -> LoggedTokens | None:
         """What the last `train` computed of the tokens that are logged, on rank 0; None if nothing is."""
-        logged, self._logged = self._logged, None
+        logged, self.learner.logged = self.learner.logged, None
         return logged if self._rank == 0 else None
 
     def log_probs(self, batch: TrainBatch) -> Ragged[np.float32]:
@@ -258,72 +193,6 @@ class MegatronRank:
         """
         every = batch.loss_masks.like(np.ones_like(batch.loss_masks.flat))
         return every.like(self.policy.score(dataclasses.replace(batch, loss_masks=every)).numpy())
-
-    def _columns(
-        self, batch: TrainBatch, seconds: dict[str, float], *, steps: int
-    ) -> tuple[LossColumns, dict[str, float]]:
-        """Per-token data that must be known before the first of the policy's `steps`, and metrics of the advantages."""
-
-        def on_device(column: Tensor | None) -> Tensor | None:
-            return None if column is None else column.to(self._device)
-
-        algorithm = self.config.algorithm
-        weights = loss_weights(
-            batch, per_token=algorithm.calculate_per_token_loss, constant_length=algorithm.loss_constant_length
-        )
-        mask = torch.tensor(batch.loss_masks.flat)
-        columns = LossColumns(torch.tensor(weights.flat, device=self._device), mask.to(self._device))
-        if self._estimator is None or not mask.any():
-            return columns, {}
-        check_finite(batch)
-        ref = old = kl = values = None
-        by_engine = bool(algorithm.use_rollout_logprobs)
-        # In a single step the policy does not move before its tokens are used: the training pass gives old log-probs.
-        if (steps > 1 and not by_engine) or self._estimator_needs_kl or algorithm.true_on_policy_mode:
-            with timed(seconds, "time/old_log_probs"):
-                old = self.policy.score(batch)
-        if algorithm.true_on_policy_mode and old is not None:
-            check_agreement(batch, old, algorithm.true_on_policy_tolerance)
-        if self.reference is not None and (steps or self._estimator_needs_kl):
-            self.policy.finish_param_gather()  # else weights still being gathered would be exchanged
-            with timed(seconds, "time/ref_log_probs"), self.reference.in_model():
-                # The engine's choice of experts is the policy's; another model has its own.
-                ref = self.policy.score(batch, replay=False)
-        if self.critic is not None:
-            with timed(seconds, "time/values"):
-                values = self.critic.values(batch)
-        with timed(seconds, "time/advantages"):
-            if self._estimator_needs_kl and ref is not None and old is not None:
-                kl = kl_per_token(old, ref, algorithm.kl_reward_type)
-            passive = self._rollouts_seen < self.config.rollout.passive_checks
-            with PULSE.inside(f"estimator {self.config.algorithm.advantage_estimator}"):
-                needs = () if self.spec is None else self.spec.columns
-                estimated = estimate(self._estimator, batch, kl, values, needs=needs, passive=passive)
-            advantages = torch.cat(estimated.advantages)
-            if algorithm.normalize_advantages:
-                advantages = whiten(advantages, mask)
-        if by_engine:
-            old = required(
-                batch,
-                "--use-rollout-logprobs (the default with --async, filters and over-sampling; --no-use-rollout-logprobs"
-                " turns it off)",
-            )
-        if algorithm.off_policy_correction is not None:
-            required(batch, "--off-policy-correction (or --use-tis)")
-        if algorithm.off_policy_sequence_delta is not None:
-            required(batch, "--off-policy-sequence-delta")
-        engine = None if batch.rollout_log_probs is None else torch.tensor(batch.rollout_log_probs.flat)
-        columns = dataclasses.replace(
-            columns,
-            advantages=on_device(advantages),
-            old_log_probs=on_device(old),
-            old_by_engine=by_engine,
-            ref_log_probs=on_device(ref),
-            rollout_log_probs=on_device(engine),
-            values=on_device(values),
-            returns=None if values is None or estimated.returns is None else on_device(torch.cat(estimated.returns)),
-        )
-        return columns, advantage_metrics(advantages, mask)
 
     # --- weights and state --------------------------------------------------------------------------
 
@@ -337,8 +206,7 @@ class MegatronRank:
 
     def _weights_of(self, model: Architecture) -> NamedTensors:
         self.policy.finish_param_gather()
-        values_of = None if self._lora is None else merged_values(self.policy.chunks)
-        return named_hf_tensors(self.policy.chunks, model, values_of=values_of)
+        return named_hf_tensors(self.policy.chunks, model, values_of=merged_values(self.policy.chunks))
 
     def _named(self) -> Architecture:
         """The model that is trained, with its Hugging Face names."""
@@ -350,10 +218,8 @@ class MegatronRank:
 
     def named_adapters(self) -> NamedTensors:
         """The full tensors of the adapters, if there are any, under PEFT's names; otherwise as `named_hf_weights`."""
-        if self._lora is None or self._architecture is None:
-            return iter(())
         self.policy.finish_param_gather()
-        return named_adapters(self.policy.chunks, self._lora, self._architecture)
+        return self.adapters.named(self.policy.chunks)
 
     def sync_weights(
         self, engine_urls: list[str], keys: EngineKeys | None, tp_size: int, version: str, restarts: int = 0
@@ -372,40 +238,12 @@ class MegatronRank:
         Returns:
             Bytes that were sent to each engine, on rank 0; 0 on the others.
         """
-        model = self._architecture
-        assert model is not None
-        weights = self._weights_of(model)
+        assert self._architecture is not None and self._sender is not None
+        weights = self._weights_of(self._architecture)
         if self._rank != 0:
             drain(weights)
             return 0
-        connected = tuple(engine_urls), restarts
-        if self._transport is None or connected != self._connected:
-            ep_size = self.config.sglang.get("ep_size", 1)
-            engines = [EngineControl(url, keys, tp_size=tp_size, ep_size=ep_size) for url in engine_urls]
-            if self._transport is None:
-                assert self._run_dir is not None
-                self._transport = create_transport(
-                    self.config.sync,
-                    engines,
-                    model=model,
-                    hf_folder=Path(str(self.config.checkpoint.hf_checkpoint)),
-                    scratch=self._run_dir / "weights",
-                    on_gpu=self.config.on_gpu,
-                    repeated=self.config.restarts_engines,
-                )
-            else:
-                self._transport.connect(engines)
-            self._connected = connected
-        sent = 0
-
-        def counted() -> Iterator[tuple[str, Tensor]]:
-            nonlocal sent
-            for name, tensor in weights:
-                sent += tensor.nbytes
-                yield name, tensor
-
-        self._transport.send(counted(), version=version)
-        return sent
+        return self._sender.send(weights, engine_urls, keys, tp_size=tp_size, version=version, restarts=restarts)
 
     def release_memory(self, parts: Sequence[Part]) -> None:
         """Let the engines have the memory of "training", and then that of the "weights": see `slime.train.offload`.
@@ -415,17 +253,22 @@ class MegatronRank:
         """
         for part in parts:
             self.policy.release_memory(part)
-            if part == "training" and self.critic is not None:
-                self.critic.model.release_memory("training")
-                self.critic.model.release_memory("weights")
+            for model in self._beside() if part == "training" else ():
+                model.release_memory("training")
+                model.release_memory("weights")
 
     def restore_memory(self, parts: Sequence[Part]) -> None:
         """Bring back what `release_memory` released, the "weights" first."""
         for part in parts:
             self.policy.memory.restore(part)
-            if part == "training" and self.critic is not None:
-                self.critic.model.memory.restore("weights")
-                self.critic.model.memory.restore("training")
+            for model in self._beside() if part == "training" else ():
+                model.memory.restore("weights")
+                model.memory.restore("training")
+
+    def _beside(self) -> Iterator[TrainableModel]:
+        """The models that are trained beside the policy."""
+        for feature in self.features:
+            yield from feature.models()
 
     def held_bytes(self) -> int:
         """Bytes in use of this rank's GPU, by all processes together; on a CPU, by this process."""
@@ -434,9 +277,8 @@ class MegatronRank:
     def export_hf(self, folder: Path) -> None:
         """Write a complete Hugging Face model folder, with adapters merged and in a folder `adapter`; rank 0 writes."""
         weights, base = self.named_hf_weights(), Path(str(self.config.checkpoint.hf_checkpoint))
-        adapters, also = self.named_adapters(), None
-        if self._lora is not None and self._architecture is not None:
-            also = peft_writer(adapters, peft_config(self._lora, self._architecture, str(base)))
+        adapters = self.named_adapters()
+        also = self.adapters.writer(adapters)
         if self._rank == 0:
             with drained(adapters):
                 save_hf(folder, weights, base, self._named(), also=also)
@@ -452,12 +294,10 @@ class MegatronRank:
             write: Writes a folder: at once, or a `BackgroundWrite`.
         """
         self.policy.save(folder, write)
-        if self.critic is not None:
-            self.critic.save(folder, write)
+        for feature in self.features:
+            feature.save(folder, write)
         if self.reference is not None:
             self.reference.save(folder / REFERENCE_PART, write)
-        if self._lora is not None and self._rank == 0:
-            describe_adapters(folder, self._lora, Path(str(self.config.checkpoint.hf_checkpoint)))
 
     def load(self, folder: Path, weights_only: bool = False) -> None:
         """Read what `save` wrote, under any parallel layout.
@@ -468,31 +308,20 @@ class MegatronRank:
                 unless --ref-load names one.
         """
         self.policy.finish_param_gather()
-        base = self.config.checkpoint.hf_checkpoint
-        check_adapters(folder, self._lora, None if base is None else Path(base))
-        self.policy.check(folder, weights_only=weights_only)
-        if self.critic is not None and not weights_only:
-            self.critic.check(folder)
+        for feature in self.features:
+            feature.check(folder, weights_only=weights_only)
         if self.reference is not None and not weights_only:
             self.reference.load(folder / REFERENCE_PART)
         self.policy.load(folder, weights_only=weights_only)
         if weights_only and self.reference is not None and self.config.checkpoint.ref_load is None:
             self.reference.renew()
-        if self.critic is not None:
-            self.critic.load(folder, weights_only=weights_only)
+        for feature in self.features:
+            feature.load(folder, weights_only=weights_only)
 
     def close(self, *, failed: bool = False) -> None:
         """Leave the process groups; nothing may be called afterwards. After an error pass `failed=True`."""
         try:
-            if self._transport is not None:
-                self._transport.close()
+            if self._sender is not None:
+                self._sender.close()
         finally:
             parallel.stop(failed=failed)
-
-
-def _steps_of(batch: TrainBatch) -> tuple[list[int], list[int]]:
-    """The optimizer steps that train any token, and those that train none, in order."""
-    trained = np.repeat(batch.step_ids, batch.response_lengths)[batch.loss_masks.flat != 0]
-    with_tokens = set(np.unique(trained).tolist())
-    steps = np.unique(batch.step_ids).tolist()
-    return [step for step in steps if step in with_tokens], [step for step in steps if step not in with_tokens]

@@ -20,6 +20,7 @@ from slime.train.parallel import counts_tokens
 if TYPE_CHECKING:
     from slime.config.options import RunOptions
     from slime.rollout.train_batch import TrainBatch
+    from slime.train.loss import LossColumns
 
 
 #: metrics of an objective that are no columns: maxima, and clip fractions that follow from `clipped` and the advantage
@@ -71,17 +72,21 @@ class TokenRecord:
         used = {name: torch.where(mask > 0, values.detach().float(), torch.nan) for name, values in mine.items()}
         self._parts.append(_Seen(micro_batch.samples, micro_batch.sequence_ids, micro_batch.token_ids, used))
 
-    def collect(
-        self, batch: TrainBatch, everywhere: Mapping[str, Tensor | None], mask: Tensor, options: RunOptions
-    ) -> LoggedTokens:
+    def collect(self, batch: TrainBatch, columns: LossColumns, options: RunOptions) -> LoggedTokens:
         """The columns of the samples to log (collective); the same on every rank.
 
         Args:
             batch: The rollout's samples.
-            everywhere: Columns that every rank has, [sum of T_i] each; None if the run has none.
-            mask: [sum of T_i] above 0 where a token is trained on; others have no value.
+            columns: What every rank has of each token.
             options: What may be logged, and the seed of the draw of samples.
         """
+        everywhere = {
+            "advantage": columns.advantages,
+            "ref_logprob": columns.ref_log_probs,
+            "value": columns.values,
+            "returns": columns.returns,
+        }
+        mask = columns.mask
         known = {
             name: torch.where(mask > 0, values, torch.nan) for name, values in everywhere.items() if values is not None
         }
