@@ -113,8 +113,10 @@ class MegatronRank:
             scale=config.megatron.get("mtp_loss_scaling_factor", LOSS_SCALE),
             vocab_size=settings.vocab_size,
         )
+        features: list[Feature] = [self.adapters, predicting]
         chunks = build_chunks(settings, self._device, predicting.model)
-        self.adapters.build(chunks)
+        for feature in features:
+            feature.build(chunks)
         reference = not self._supervised and (kl_in_reward(algorithm, self.spec) or algorithm.use_kl_loss)
         self.reference: ReferenceWeights | None = None
         if reference and config.checkpoint.ref_load is not None:
@@ -123,7 +125,8 @@ class MegatronRank:
             self.reference = ReferenceWeights(chunks, shares_frozen=False)
         if config.checkpoint.hf_checkpoint is not None:
             load_hf(chunks, Path(config.checkpoint.hf_checkpoint), self._named())
-        self.adapters.start(chunks)
+        for feature in features:
+            feature.start(chunks)
         if reference and self.reference is None:
             self.reference = ReferenceWeights(chunks)
         # Supervised answers were not sampled: their loss is the plain log-probability.
@@ -135,7 +138,7 @@ class MegatronRank:
             chunks,
             head,
             self._device,
-            features=(self.adapters, predicting),
+            features=features,
             idle_rollouts=algorithm.num_critic_only_steps if "critic" in needs else 0,
         )
         self.critic: Critic | None = None
@@ -149,7 +152,7 @@ class MegatronRank:
                 device=self._device,
             )
         #: in the order in which checkpoints are checked and loaded
-        self.features: list[Feature] = [self.adapters, predicting, *([] if self.critic is None else [self.critic])]
+        self.features = features if self.critic is None else [*features, self.critic]
         self.learner = Learner(
             config,
             self._estimator,

@@ -112,14 +112,14 @@ class Learner:
 
     def _weighted(self, batch: TrainBatch) -> LossColumns:
         """What the batch alone says of every token: how much it counts."""
-        algorithm = self.config.algorithm
+        algorithm, logs = self.config.algorithm, self.config.run.log_token_columns
         weights = loss_weights(
             batch, per_token=algorithm.calculate_per_token_loss, constant_length=algorithm.loss_constant_length
         )
         return LossColumns(
             weights=torch.tensor(weights.flat, device=self.device),
             mask=torch.tensor(batch.loss_masks.flat, device=self.device),
-            record=None if self.config.run.log_token_columns == "none" else TokenRecord(),
+            record=None if logs == "none" else TokenRecord(len(batch.loss_masks.flat), self.device),
         )
 
     def _score(self, batch: TrainBatch, seconds: dict[str, float], *, steps: int) -> Scores:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,25 +26,17 @@ if TYPE_CHECKING:
 _ELSEWHERE = re.compile(r"^clip_fraction_|_max$")
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The columns of a micro-batch, and what is needed of it, which is little, to know whose they are."""
-
-    samples: tuple[int, ...]
-    sequence_ids: Tensor  #: [R]
-    token_ids: Tensor  #: [R]
-    columns: dict[str, Tensor]  #: name -> [R]
-
-
 class TokenRecord:
-    """Collects the columns of the micro-batches of one rollout on this rank.
+    """What the loss saw of each token on this rank, for one rollout: name -> [sum of T_i], 0 where it saw nothing.
 
-    Tensors stay where they are, a few bytes a token, until the samples to log are known.
+    Columns stay on the device, a few bytes a token, until the samples to log are known.
     """
 
-    def __init__(self) -> None:
-        self._parts: list[_Seen] = []
+    def __init__(self, tokens: int, device: torch.device) -> None:
+        """For so many response tokens, all of the batch."""
+        self._columns: dict[str, Tensor] = {}
         self._own: dict[str, None] = {}
+        self._seen = torch.zeros(tokens, dtype=torch.bool, device=device)
 
     def add(
         self,
@@ -69,8 +60,12 @@ class TokenRecord:
             elif name.isidentifier() and name not in BUILT_IN and not _ELSEWHERE.search(name):
                 self._own[name] = None
                 mine[name] = values
-        used = {name: torch.where(mask > 0, values.detach().float(), torch.nan) for name, values in mine.items()}
-        self._parts.append(_Seen(micro_batch.samples, micro_batch.sequence_ids, micro_batch.token_ids, used))
+        here = micro_batch.token_ids
+        self._seen[here] = True
+        for name, values in mine.items():
+            if name not in self._columns:
+                self._columns[name] = torch.zeros(self._seen.shape, device=self._seen.device)
+            self._columns[name][here] = torch.where(mask > 0, values.detach().float(), torch.nan)
 
     def collect(self, batch: TrainBatch, columns: LossColumns, options: RunOptions) -> LoggedTokens:
         """The columns of the samples to log (collective); the same on every rank.
@@ -90,10 +85,9 @@ class TokenRecord:
         known = {
             name: torch.where(mask > 0, values, torch.nan) for name, values in everywhere.items() if values is not None
         }
-        device = mask.device
-        parts = self._parts if counts_tokens() else []
-        names = dict.fromkeys(name for part in parts for name in part.columns)
-        marks = _marks(parts, batch)
+        mine = self._columns if counts_tokens() else {}
+        names = dict.fromkeys(mine)
+        marks = self._marks(mine, batch)
         if dist.get_world_size() > 1:
             # Stages without the output layer have seen neither names nor values.
             everyone: list[tuple[list[str], list[str], Marks]] = [([], [], marks)] * dist.get_world_size()
@@ -107,42 +101,31 @@ class TokenRecord:
         a_token = 4 * (len(names) + len(known) + len(batch.columns)) + FIXED_BYTES
         most = None if options.log_token_columns == "all" else int(options.log_token_columns_mib * 2**20) // a_token
         samples, flags = choose(batch, marks, most_tokens=most, seed=options.seed)
-        offsets = batch.loss_masks.offsets.tolist()
-        # [sum of all T_i] where each logged token goes; -1: it is not logged
-        goes = torch.full((offsets[-1],), -1)
-        count = 0
-        for i in samples:
-            length = offsets[i + 1] - offsets[i]
-            goes[offsets[i] : offsets[i + 1]] = torch.arange(count, count + length)
-            count += length
-        goes = goes.to(device)
-        gathered = torch.zeros((len(names), count), device=device)
-        for part in parts:
-            to = goes[part.token_ids]
-            logged = to >= 0
-            for row, name in enumerate(names):
-                if name in part.columns:
-                    gathered[row, to[logged]] = part.columns[name][logged]
+        offsets = batch.loss_masks.offsets
+        places = [np.arange(offsets[i], offsets[i + 1]) for i in samples]
+        chosen = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *places])).to(mask.device)
+        gathered = torch.zeros((len(names), len(chosen)), device=mask.device)
+        for row, name in enumerate(names):
+            if name in mine:
+                gathered[row] = mine[name][chosen]
         if dist.get_world_size() > 1:
             # One rank has each entry and the others have 0, so the sum is a copy.
             dist.all_reduce(gathered)
         found = dict(zip(names, gathered.cpu().numpy(), strict=True))
-        chosen = torch.zeros(count, dtype=torch.int64, device=device)
-        chosen[goes[goes >= 0]] = (goes >= 0).nonzero().squeeze(1)
         found |= {name: values[chosen].float().cpu().numpy() for name, values in known.items()}
         steps = [int(batch.step_ids[i]) for i in samples]
         return LoggedTokens(samples, flags, steps, found, tuple(self._own))
 
-
-def _marks(parts: list[_Seen], batch: TrainBatch) -> Marks:
-    """Of the samples whose tokens this rank has; 0 for others."""
-    marks = Marks(np.zeros(len(batch.tokens)), np.zeros(len(batch.tokens)))
-    engine = None if batch.rollout_log_probs is None else batch.rollout_log_probs.flat
-    for part in parts:
-        samples = np.asarray(part.samples)[part.sequence_ids.cpu().numpy()]
-        if engine is not None:
-            gap = np.abs(part.columns["trainer_logprob"].cpu().numpy() - engine[part.token_ids.cpu().numpy()])
-            np.maximum.at(marks.gap, samples, np.nan_to_num(gap))
-        if "clipped" in part.columns:
-            np.add.at(marks.clipped, samples, np.nan_to_num(part.columns["clipped"].cpu().numpy()))
-    return marks
+    def _marks(self, mine: Mapping[str, Tensor], batch: TrainBatch) -> Marks:
+        """Of the samples whose tokens this rank has; 0 for others."""
+        zeros = np.zeros(len(self._seen), dtype=np.float32)
+        gap, clipped = zeros, zeros
+        if "trainer_logprob" in mine and batch.rollout_log_probs is not None:
+            gap = np.abs(mine["trainer_logprob"].cpu().numpy() - batch.rollout_log_probs.flat)
+            gap = np.where(self._seen.cpu().numpy(), np.nan_to_num(gap), 0)
+        if "clipped" in mine:
+            clipped = np.nan_to_num(mine["clipped"].cpu().numpy())
+        begins = batch.loss_masks.offsets[:-1]
+        return Marks(
+            np.maximum.reduceat(gap, begins).astype(np.float64), np.add.reduceat(clipped, begins, dtype=np.float64)
+        )
