@@ -87,6 +87,7 @@ class PackingRule:
         start = 0
 
         def add(begin: int, end: int, prefix: Prefix) -> int:
+            """Pack the batch's tokens from begin to end as one sequence, and return its padded length."""
             source = np.arange(begin, begin - (begin - end) // multiple * multiple)
             source[end - begin :] = -1
             sources.append(source)
@@ -121,15 +122,16 @@ class PackingRule:
         chosen = None if routes is None else _packed_routes([routes[i] for i in samples], len(source), lengths)
         ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         positions = packed_positions(ends, self.cp_size, self.cp_rank)
-        here, to = torch.from_numpy(np.concatenate(rows)), torch.from_numpy(np.concatenate(targets))
-        to = torch.from_numpy(batch.tokens.flat[to.numpy()].astype(np.int64))
+        predicting = torch.from_numpy(np.concatenate(rows))
+        predicted = torch.from_numpy(batch.tokens.flat[np.concatenate(targets)].astype(np.int64))
         slots = None
         if self.cp_size > 1:
             mine = positions + ends[:-1].repeat_interleave(ends.diff() // self.cp_size)
             local_of = torch.full((int(ends[-1]),), -1)
             local_of[mine] = torch.arange(mine.numel())
-            slots = (local_of[here] >= 0).nonzero().squeeze(1)
-            tokens, here, to, trained = tokens[mine], local_of[here[slots]], to[slots], trained[slots]
+            slots = (local_of[predicting] >= 0).nonzero().squeeze(1)
+            predicting, predicted = local_of[predicting[slots]], predicted[slots]
+            tokens, trained = tokens[mine], trained[slots]
             padding = None if padding is None else padding[mine]
             chosen = None if chosen is None else chosen[mine]
         before = torch.tensor([prefix.length for prefix in prefixes])
@@ -142,8 +144,8 @@ class PackingRule:
             tokens=tokens.unsqueeze(0).to(self.device),
             positions=positions.unsqueeze(0),
             packed=self._sequences(ends.to(self.device), prefixes, positions, int((before + ends.diff()).max())),
-            rows=here.to(self.device),
-            targets=to.to(self.device),
+            rows=predicting.to(self.device),
+            targets=predicted.to(self.device),
             slots=None if slots is None else slots.to(self.device),
             sequence_ids=torch.from_numpy(np.concatenate(sequence_ids)).to(self.device),
             token_ids=torch.from_numpy(taken).to(self.device),
