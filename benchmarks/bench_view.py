@@ -226,9 +226,9 @@ def watch(run: Path) -> None:
 
 def measure(run: Path, repeat: int) -> None:
     """Index the run, and time questions to its server."""
-    from slime.view.index import open_index
-    from slime.view.run_files import RunFolder
-    from slime.view.server import HOST, ViewServer
+    from slime_viewer.index import open_index
+    from slime_viewer.run_files import RunFolder
+    from slime_viewer.server import HOST, ViewServer
 
     started = time.monotonic()
     index = open_index(RunFolder(run))

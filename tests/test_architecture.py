@@ -32,8 +32,7 @@ KERNEL: dict[str, frozenset[str]] = {
     "plugin": frozenset({"types", "errors"}),
     "registry": _BASE,
     "config": _BASE | {"registry"},
-    "view": _BASE,
-    "observe": _CONFIGURED | {"view"},
+    "observe": _CONFIGURED,
     "engine": _ENGINES,
     "weights": _ENGINES | {"engine"},
     "rollout": _CONFIGURED | {"observe", "engine", "kit.readers", "kit.processes"},
@@ -49,7 +48,7 @@ KIT: dict[str, frozenset[str]] = {
     "kit.sessions": _BASE | {"kit.chat"},
     "kit.readers": _BASE | {"kit.processes"},
     "data": frozenset({"types", "kit.readers"}),
-    "testing": _CONFIGURED | {"kit.chat", "weights", "train", "rollout", "engine", "view"},
+    "testing": _CONFIGURED | {"kit.chat", "weights", "train", "rollout", "engine"},
 }
 EDGE: dict[str, frozenset[str]] = {
     "utils": frozenset({"types"}),
@@ -76,6 +75,9 @@ PUBLIC = frozenset(
 
 #: what a shop may use of the street besides
 SHOPS: dict[str, frozenset[str]] = {
+    "slime_viewer": frozenset(
+        {"cli.arguments", "cli.text_layout", "observe.metrics", "observe.terminal", "registry.plugin_set"}
+    ),
     "slime_planner": frozenset(
         {
             "config",
@@ -122,7 +124,6 @@ LIGHT = frozenset(
         "data",
         "cli",
         "observe",
-        "view",
         "rollout",
         "loop",
     }

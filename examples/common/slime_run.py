@@ -54,7 +54,7 @@ def show(run_dir: Path, **curves: str) -> None:
     """Print the run folder and every fifth value of each metric, given as `label=metric`."""
     values = {name.replace("_", " "): curve(run_dir, metric) for name, metric in curves.items()}
     width = max(map(len, ["rollout", *values])) + 2
-    print(f"\nrun folder: {run_dir.relative_to(ROOT)}   (reward_curve.png; rollouts/: every sample)")
+    print(f"\nrun folder: {run_dir.relative_to(ROOT)}   (report.html: curves; rollouts/: every sample)")
     longest = max(map(len, values.values()))
     print("rollout".ljust(width) + "".join(f"{number:>7}" for number in range(0, longest, 5)))
     for name, row in values.items():

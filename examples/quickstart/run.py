@@ -44,9 +44,7 @@ def main() -> int:
     engines = [] if nvidia_devices() else ["--rollout-num-gpus", "2"]
     run_dir = train(HERE / "grpo.toml", "quickstart-grpo", engines)
     accuracy = curve(run_dir, "eval/held_out")
-    print(
-        f"\nrun folder: {run_dir.relative_to(ROOT)}   (reward curve: reward_curve.png; tensorboard --logdir outputs/)"
-    )
+    print(f"\nrun folder: {run_dir.relative_to(ROOT)}   (curves: report.html; tensorboard --logdir outputs/)")
     seconds, peak = time.monotonic() - started, gibibytes(memory.stop())
     print(f"quickstart: held-out accuracy {accuracy[0]:.2f} -> {accuracy[-1]:.2f}, {seconds:.0f} s, {peak}")
     return 0

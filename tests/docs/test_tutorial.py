@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.view.making import make_run
+from plugins.viewer.tests.making import make_run
 
 ROOT = Path(__file__).parents[2]
 START = ROOT / "docs" / "start"

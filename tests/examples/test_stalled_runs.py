@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.view.making import make_run, sample_of
+from plugins.viewer.tests.making import make_run, sample_of
 
 from slime.config.assemble import load_config
 from slime.observe.samples import write_rollout
 from slime.types import Group
-from slime.view.alerts import alerts
-from slime.view.filters import read_filter
-from slime.view.index import RunIndex
-from slime.view.queries import count, counts, find
-from slime.view.run_files import RunFolder
+from slime_viewer.alerts import alerts
+from slime_viewer.filters import read_filter
+from slime_viewer.index import RunIndex
+from slime_viewer.queries import count, counts, find
+from slime_viewer.run_files import RunFolder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stalled-runs"
 

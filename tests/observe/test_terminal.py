@@ -157,7 +157,7 @@ def test_the_summary_lists_the_files_of_the_run_folder(tmp_path: Path) -> None:
     assert "finished  60 steps, 148 s, 3.1 GiB" in text
     assert str(tmp_path) in text
     assert f"tensorboard --logdir {tmp_path.parent}" in text
-    assert "rollouts/" in text and "reward_curve.png" not in text
+    assert "rollouts/" in text
 
 
 def test_the_examples_are_a_good_and_a_bad_answer_to_one_question() -> None:

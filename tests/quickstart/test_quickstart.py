@@ -30,6 +30,6 @@ def test_reinforcement_learning_more_than_doubles_held_out_accuracy() -> None:
     assert after >= 0.6
     assert after >= 2 * before
     run_dir = ROOT / re.findall(r"^run folder: (\S+)", done.stdout, re.MULTILINE)[-1]
-    for name in ("metrics.jsonl", "reward_curve.png", "config.toml", "plugins.json", "rollouts/000017.jsonl"):
+    for name in ("metrics.jsonl", "report.html", "config.toml", "plugins.json", "rollouts/000017.jsonl"):
         assert (run_dir / name).stat().st_size > 0, name
     assert list(run_dir.glob("events.out.tfevents*"))

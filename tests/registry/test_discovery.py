@@ -14,7 +14,7 @@ from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError
 from slime.registry.find import find_plugins
 from slime.registry.plugin_set import load_plugins, survey_plugins
 
-OWN = ["datasources", "estimators", "families", "generators", "planner", "rewards", "trackers"]
+OWN = ["datasources", "estimators", "families", "generators", "planner", "rewards", "trackers", "viewer"]
 
 
 def ids(**options: Any) -> list[str]:
@@ -80,6 +80,7 @@ def test_deny_overrides_allow_and_first_party_plugins(install_reward: Any) -> No
         "generators",
         "planner",
         "trackers",
+        "viewer",
     ]
 
 

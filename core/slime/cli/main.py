@@ -6,30 +6,34 @@ Importing this module and printing the help loads only the standard library. A s
 from __future__ import annotations
 
 import atexit
-import importlib
+import importlib.metadata
 import logging
 import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import ModuleType
 from typing import Any, NoReturn
 
 from slime import __version__
-from slime.errors import PreemptedError, SlimeError, did_you_mean, disk_full, is_disk_full
+from slime.errors import ConfigError, PreemptedError, SlimeError, did_you_mean, disk_full, is_disk_full, one_line
 from slime.errors.raised import ONLY_IN_LOGS
 from slime.errors.redaction import without_credentials
+from slime.plugin.shops import import_shop
 
-#: name -> (module with `run(argv) -> int`, summary)
+#: name -> (module with `run(argv) -> int`, summary); those of other packages are entry points of `COMMAND_GROUP`
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("slime.cli.train", "train a model"),
     "eval": ("slime.cli.eval", "score a model or a checkpoint on held-out prompts"),
     "convert": ("slime_planner.convert", "write a checkpoint or an fp8 model as a Hugging Face folder"),
-    "view": ("slime.cli.view", "look at runs in the browser"),
-    "show": ("slime.cli.show", "print a run: curves, what went wrong, samples"),
-    "compare": ("slime.cli.compare", "print how two runs differ"),
+    "view": ("slime_viewer.view_command", "look at runs in the browser"),
+    "show": ("slime_viewer.show_command", "print a run: curves, what went wrong, samples"),
+    "compare": ("slime_viewer.compare_command", "print how two runs differ"),
     "plugins": ("slime.cli.plugins", "list, check and create plugins"),
 }
+#: entry points `NAME = package.module`, whose module has `run(argv) -> int`; they are not plugins, and no run has them
+COMMAND_GROUP = "slime.commands"
 _USAGE = """\
 usage: slime COMMAND ...
 
@@ -91,13 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"slime {__version__}")
         return 0
     command, *rest = words
-    if command not in COMMANDS:
-        return _fail(
-            f"unknown command {command!r}.{did_you_mean(command, COMMANDS)} Commands: {', '.join(COMMANDS)}.", 2
-        )
     try:
         with _warnings_to_stderr():
-            code: int = importlib.import_module(COMMANDS[command][0]).run(rest)
+            code: int = _module_of(command).run(rest)
         sys.stdout.flush()
         return code
     except PreemptedError as preempted:
@@ -122,6 +122,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("slime: interrupted", file=sys.stderr)
         _print_notes(interruption)
         return 130
+
+
+def _module_of(command: str) -> ModuleType:
+    """The module of a command. Raises `ConfigError` if there is none, or its package is missing or broken."""
+    if command in COMMANDS:
+        return import_shop(COMMANDS[command][0], f"`slime {command}`")
+    # Reading the metadata of all packages takes longer than printing a help text, so only for unknown commands.
+    found = {entry.name: entry for entry in importlib.metadata.entry_points(group=COMMAND_GROUP)}
+    if command not in found:
+        known = [*COMMANDS, *found]
+        raise ConfigError(f"unknown command {command!r}.{did_you_mean(command, known)} Commands: {', '.join(known)}.")
+    try:
+        module: ModuleType = found[command].load()
+    except Exception as error:
+        package = found[command].value
+        raise ConfigError(f"`slime {command}` of {package} cannot be loaded: {one_line(error)}") from error
+    return module
 
 
 def _for_people(record: logging.LogRecord) -> bool:

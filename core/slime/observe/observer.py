@@ -14,13 +14,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slime.config.eval_sets import eval_sets
-from slime.errors import ConfigError, DiskFullError, SlimeError, disk_full, is_disk_full
+from slime.errors import DiskFullError, SlimeError, disk_full, is_disk_full
 from slime.errors.raised import ONLY_IN_LOGS, Raised
 from slime.observe.evaluation import write_results
 from slime.observe.log import begin_in_logs, last_log_line, start_log
 from slime.observe.memory import PeakMemory, gibibytes
 from slime.observe.metrics import MetricsWriter, earlier_metrics, eval_set_names
-from slime.observe.report import write_report
 from slime.observe.terminal import Terminal, printable
 from slime.observe.timing import kernel_overhead
 from slime.observe.trackers import TrackerThread, close_all
@@ -303,10 +302,10 @@ class RunObserver:
         with self._sink("terminal"):
             self.terminal.say((f"model exported to {path}", "blue"))
 
-    def run_finished(self, outcome: str, *, page: bool = True) -> None:
+    def run_finished(self, outcome: str, *, reports: bool = True) -> None:
         """The run ended: "finished", "interrupted" or "failed". Closes everything.
 
-        `page`: whether there is time for `report.html`, which comes after all else.
+        `reports`: whether there is time for what plugins make of a whole run, which comes after all else.
         """
         error = sys.exception()
         if isinstance(error, Exception):
@@ -318,8 +317,6 @@ class RunObserver:
         with self._sink("metrics.jsonl"):
             if self._metrics is not None:
                 self._metrics.close()
-        with self._sink("report"):
-            write_report(self._run_dir)
         facts = [f"{self._steps} steps", f"{self.seconds:.0f} s"]
         peak_bytes = self._memory.stop()
         # On an existing cluster, the run's processes do not descend from this one.
@@ -337,22 +334,20 @@ class RunObserver:
                 self.terminal.warn(printable(problem))
             self.terminal.run_finished(self._run_dir, outcome, facts, self._saved_state(outcome))
         try:
-            if page:
-                self._write_page(outcome)
+            if reports:
+                self._report(outcome)
         finally:
             self._log.close()
 
-    def _write_page(self, outcome: str) -> None:
-        with self._sink("report.html"):
-            # Here, so that a Python without SQLite loses the page only.
-            from slime.view.report import write_report_page
-
-            write_report_page(self._run_dir, outcome, self._build_panel)
-            self.terminal.page_written()
+    def _report(self, outcome: str) -> None:
+        arguments = {"run_dir": self._run_dir, "outcome": outcome, "build_panel": self._build_panel}
+        for written in self._call_plugins("slime_run_closed", **arguments):
+            with self._sink("terminal"):
+                for name, what in written.items():
+                    self.terminal.file_written(name, what)
 
     def _build_panel(self, name: str, options: Mapping[str, Any], run_dir: Path) -> Panel:
-        if self._plugins is None:
-            raise ConfigError("the run ended before its plugins were loaded")
+        assert self._plugins is not None
         context = Context(self._config.run.seed, run_dir, logging.getLogger(f"slime.panel.{name}"), self._config)
         panel: Panel = self._plugins.build("panel", name, options, context)
         return panel
@@ -383,9 +378,8 @@ class RunObserver:
                 self._broken.add(name)
                 logger.warning("%s cannot be written; the run continues: %s", name, told(error, self._run_dir / name))
 
-    def _call_plugins(self, hook: str, **arguments: object) -> None:
-        if self._plugins is not None:
-            self._plugins.observers.call(hook, **arguments)
+    def _call_plugins(self, hook: str, **arguments: object) -> list[Any]:
+        return [] if self._plugins is None else self._plugins.observers.call(hook, **arguments)
 
 
 def told(error: Exception, path: Path) -> str:

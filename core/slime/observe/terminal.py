@@ -36,8 +36,6 @@ CONTENTS: tuple[tuple[str, str], ...] = (
     ("plugins.json", "the plugins of the run, with versions"),
     ("metrics.jsonl", "every number of every step"),
     ("events.out.tfevents.*", "for TensorBoard: tensorboard --logdir {parent}"),
-    ("reward_curve.png", "reward over the steps, held-out evaluations marked"),
-    ("phases.png", "seconds of each step by phase"),
     ("rollouts", "every sample: prompt, response, label, reward, status"),
     ("checkpoints", "saved states of the run"),
     ("hf", "the trained model in Hugging Face format"),
@@ -178,10 +176,9 @@ class Terminal:
             shown = name.removesuffix(".*") + ("/" if (run_dir / name).is_dir() else "")
             self.say(f"  {shown:<22}", (meaning.format(parent=run_dir.parent, folder=run_dir), "dim"))
 
-    def page_written(self) -> None:
-        """Print that `report.html` is in the run folder too: it is written after the summary."""
-        what = "for the browser: curves, phases, what went wrong, best and worst answers"
-        self.say(f"  {'report.html':<22}", (what, "dim"))
+    def file_written(self, name: str, what: str) -> None:
+        """Print that a file is in the run folder too, which was written after the summary."""
+        self.say(f"  {name:<22}", (what, "dim"))
 
     def _field(self, name: str, text: str, style: str) -> None:
         lines = printable(text).split("\n")

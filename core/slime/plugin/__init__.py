@@ -52,7 +52,7 @@ from slime.plugin.values import (
     Selection,
     TokenBatch,
 )
-from slime.plugin.watchers import Curve, Curves, Note, Panel, RunView, Table, Tracker
+from slime.plugin.watchers import BuildPanel, Curve, Curves, Note, Panel, RunView, Table, Tracker
 from slime.types import Group, Sample, SpecInfo, Status
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "Architecture",
     "BufferFilter",
     "BufferFilterSpec",
+    "BuildPanel",
     "ComponentSpec",
     "Context",
     "Curve",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from slime.plugin import (
     Architecture,
     BufferFilterSpec,
+    BuildPanel,
     DataSourceSpec,
     EstimatorSpec,
     FamilySpec,
@@ -119,3 +120,20 @@ def slime_checkpoint_saved(step: int, path: Path) -> None:
 @hookspec
 def slime_run_finished(run_dir: Path, outcome: str) -> None:
     """The run ended: "finished", "interrupted" or "failed"."""
+
+
+@hookspec
+def slime_run_closed(run_dir: Path, outcome: str, build_panel: BuildPanel) -> Mapping[str, str]:
+    """Everything of the run is closed and its summary printed: time for a report of the whole.
+
+    Not called if the run was preempted, and has no time left.
+
+    Args:
+        run_dir: The run folder.
+        outcome: "finished", "interrupted" or "failed".
+        build_panel: Builds the panels that the run's configuration names.
+
+    Returns:
+        The files written to the run folder, each with what is in it; they are printed below the summary.
+    """
+    raise NotImplementedError("hook specification, never called")

@@ -5,8 +5,9 @@ Part of `slime.plugin`, from where plugins import it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -129,3 +130,7 @@ class Panel(Protocol):
             What to show, in order; nothing, if there is nothing to show yet.
         """
         ...
+
+
+#: name, options and run folder -> the panel; raises `SlimeError`, or whatever the panel raises
+BuildPanel = Callable[[str, Mapping[str, Any], Path], Panel]

@@ -32,13 +32,15 @@ class Observers:
         #: (plugin, hook) -> how often it raised
         self.failures: Counter[tuple[str, str]] = Counter()
 
-    def call(self, hook: str, **arguments: Any) -> None:
-        """Call `hook` of every plugin that has it, in the order in which plugins are listed."""
+    def call(self, hook: str, **arguments: Any) -> list[Any]:
+        """Call `hook` of every plugin that has it, in the order in which plugins are listed; what they returned."""
+        results: list[Any] = []
         for found in self._plugins:
             try:
-                hook_of(self._manager, hook, found.name)(**arguments)
+                results += hook_of(self._manager, hook, found.name)(**arguments)
             except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - the boundary around an observer
                 self._report(found, hook, error)
+        return results
 
     def _report(self, found: FoundPlugin, hook: str, error: BaseException) -> None:
         self.failures[found.name, hook] += 1

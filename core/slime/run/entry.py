@@ -40,7 +40,7 @@ def train(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
         outcome = "interrupted"
         raise
     finally:
-        observer.run_finished(outcome, page=not preemption.asked)
+        observer.run_finished(outcome, reports=not preemption.asked)
         preemption.close()
     return 0
 

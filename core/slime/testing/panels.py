@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from slime.plugin import Panel, PanelSpec
+from slime.plugin.shops import import_shop
 from slime.testing.contract_rules import Contract, assert_contract, attributed, rule
-from slime.view.filters import read_filter
-from slime.view.plugin_panels import drawings
 
 _STEPS = 12
+
+
+def _viewer(module: str) -> ModuleType:
+    """A module of the viewer, which knows what its page can show."""
+    return import_shop(f"slime_viewer.{module}", "the contract of panels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class MadeRun:
 
     def samples(self, filter_line: str = "", *, sort: str = "step", limit: int = 100) -> Sequence[Mapping[str, Any]]:  # noqa: ARG002
         """The samples, `limit` at most. Raises `DataError` if the filter cannot be read."""
-        read_filter(filter_line)
+        _viewer("filters").read_filter(filter_line)
         return [dict(row) for row in self.rows[:limit]]
 
 
@@ -112,4 +117,4 @@ class PanelContract(Contract):
 
     def _draw(self, case: str, run: MadeRun) -> None:
         with attributed(self.call, case):
-            drawings(self.component.draw(run))
+            _viewer("plugin_panels").drawings(self.component.draw(run))

@@ -1,0 +1,29 @@
+"""The viewer: shows run folders to people, in the browser, in the terminal, and as `report.html` in each run folder.
+
+It reads files alone, and imports nothing that runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import slime.plugin as sp
+from slime.errors import SlimeError, disk_problem
+
+slime_api = 1
+logger = logging.getLogger("slime.viewer")
+
+
+@sp.hookimpl
+def slime_run_closed(run_dir: Path, outcome: str, build_panel: sp.BuildPanel) -> dict[str, str]:
+    # Here, so that a Python without SQLite loses the page only.
+    from slime_viewer.report import REPORT, write_report_page
+
+    try:
+        write_report_page(run_dir, outcome, build_panel)
+    except (SlimeError, OSError) as error:
+        reason = disk_problem(error, run_dir / REPORT) if isinstance(error, OSError) else error
+        logger.warning("%s cannot be written; the run continues: %s", REPORT, reason)
+        return {}
+    return {REPORT: "for the browser: curves, phases, what went wrong, best and worst answers"}

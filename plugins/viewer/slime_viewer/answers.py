@@ -1,0 +1,165 @@
+"""What the page asks for, as JSON: the server answers with it, and a static page contains it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from slime.errors import DataError
+from slime_viewer import queries
+from slime_viewer.alerts import Alert, Counts, alerts
+from slime_viewer.differences import config_differences, flat, metric_ends, plugin_differences, prompts_compared
+from slime_viewer.filters import read_filter
+from slime_viewer.index import IndexState, RunIndex
+from slime_viewer.lines import dumped
+from slime_viewer.panels import LANES, panels
+from slime_viewer.queries import Found
+from slime_viewer.run_files import Metrics, RunFolder
+
+#: rows of a table that are sent at once, at most, and prompts of two runs
+MAX_ROWS, MAX_PROMPTS = 500, 100
+#: tokens of a list of the most extreme ones
+MAX_TOKENS = 100
+#: bytes of samples in an answer, and in a file
+MAX_BYTES = 16 * 2**20
+#: characters of each text where a sample is shown alone
+_WHOLE_TEXT = 2_000_000
+
+
+def run_answer(
+    folder: RunFolder,
+    state: IndexState,
+    index: str,
+    trouble: str = "",
+    counts: Counts | None = None,
+    found: Sequence[Alert] | None = None,
+) -> dict[str, Any]:
+    """A run without its curves.
+
+    Args:
+        folder: The run.
+        state: How far its index is.
+        index: Where the index lies.
+        trouble: Why it is not continued.
+        counts: What its samples show.
+        found: What is worth a look, if it is known already.
+    """
+    metrics = folder.metrics
+    used = folder.plugins().get("used", {})
+    known = metrics.names
+    return {
+        "name": folder.name,
+        "path": str(folder.path),
+        "state": folder.state(),
+        "steps": metrics.steps[-1:],
+        "best": None if counts is None else counts.best,
+        "alerts": [asdict(alert) for alert in (alerts(metrics, counts) if found is None else found)],
+        "events": [asdict(event) for event in reversed(folder.events())],
+        "problems": [*folder.problems(), *state.problems, *([trouble] if trouble else [])],
+        "panels": [asdict(panel) for panel in panels(metrics)],
+        "lanes": [asdict(lane) for lane in LANES if lane.metric in known],
+        "names": known,
+        "config": _entries(folder.config()),
+        "plugins": _entries(used if isinstance(used, dict) else {}),
+        "command": folder.command(),
+        "index": {"path": index, "samples": state.samples, "done": state.done, "total": state.total},
+    }
+
+
+def _entries(content: dict[str, Any]) -> list[tuple[str, str]]:
+    known = ((name, value) for name, value in flat(content).items() if value not in (None, {}))
+    return [(name, value if isinstance(value, str) else json.dumps(value, default=str)) for name, value in known]
+
+
+def series_answer(metrics: Metrics, names: Sequence[str]) -> dict[str, Any]:
+    """Curves on common steps; null where a metric has no value."""
+    known = set(metrics.names)
+    wanted = [name for name in names if name in known]
+    steps = [step for step in metrics.steps if any(metrics.rows[step].get(name) is not None for name in wanted)]
+    return {"steps": steps, "values": {name: [metrics.rows[step].get(name) for step in steps] for name in wanted}}
+
+
+def samples_answer(index: RunIndex, line: str, sort: str, offset: int, limit: int) -> dict[str, Any]:
+    """A part of the table of samples that a filter line finds."""
+    found, total = queries.table(index, read_filter(line), sort=sort, limit=min(limit, MAX_ROWS), offset=offset)
+    most = queries.COUNTED
+    return {"total": min(total, most), "more": total > most, "rows": [one.brief() for one in found]}
+
+
+def group_answer(index: RunIndex, key: str) -> dict[str, Any]:
+    """The samples of one group, and how many were left out. Raises `DataError` if there is none."""
+    found, total = queries.group(index, key)
+    answer = _some(found, total, f"group {key}")
+    logged = queries.token_summaries(found)
+    return {**answer, "tokens": {one.key: logged[one.line] for one in found if one.line in logged}}
+
+
+def sample_answer(index: RunIndex, key: str) -> dict[str, Any]:
+    """One sample, whole. Raises `DataError` if there is none."""
+    found = queries.sample(index, key)
+    if found is None:
+        raise _missing(f"sample {key}")
+    return {"sample": found.whole(_WHOLE_TEXT)}
+
+
+def tokens_answer(index: RunIndex, key: str) -> dict[str, Any]:
+    """The columns of tokens of one sample; null if they were not logged. Raises `DataError`."""
+    found = queries.sample(index, key)
+    if found is None:
+        raise _missing(f"sample {key}")
+    return {"tokens": found.tokens()}
+
+
+def extremes_answer(index: RunIndex, line: str, column: str, order: str) -> dict[str, Any]:
+    """The tokens of a run with the most extreme values of a column, of the samples that a filter line finds."""
+    columns = queries.token_columns(index)
+    column = column or next((name for name in ("gap", *columns) if name in columns), "")
+    found = queries.extreme_tokens(index, read_filter(line), column, order, MAX_TOKENS)
+    rows = [{**one.brief(), "at": at, "value": value, "piece": piece} for one, at, value, piece in found]
+    return {"columns": columns, "column": column, "rows": rows}
+
+
+def prompt_answer(index: RunIndex, prompt: str) -> dict[str, Any]:
+    """All samples of one prompt through the run, but for those left out. Raises `DataError` if there is none."""
+    return _some(*queries.visits(index, prompt), f"prompt {prompt}")
+
+
+def whole_samples(found: Sequence[Found], max_text: int) -> list[dict[str, Any]]:
+    """Samples for reading: the first one, and the next ones that `MAX_BYTES` have room for."""
+    told: list[dict[str, Any]] = []
+    room = MAX_BYTES
+    for one in found:
+        whole = one.whole(max_text)
+        room -= len(dumped(whole))
+        if told and room < 0:
+            break
+        told.append(whole)
+    return told
+
+
+def _some(found: list[Found], total: int, what: str) -> dict[str, Any]:
+    if not found:
+        raise _missing(what)
+    told = whole_samples(found, queries.MAX_TEXT)
+    return {"samples": told, "left_out": total - len(told)}
+
+
+def _missing(what: str) -> DataError:
+    return DataError(f"there is no {what} in this run; its file may have been deleted, or not be indexed yet")
+
+
+def compare_answer(first: RunIndex, second: RunIndex, kind: str) -> dict[str, Any]:
+    """What differs between two runs, and the prompts whose rewards of the samples of a `kind` differ most."""
+    one, other = first.folder, second.folder
+    prompts = prompts_compared(first, second, kind, MAX_PROMPTS)
+    for entry in prompts:
+        members, _ = queries.group(first, entry["first"]["group"])
+        entry["question"] = members[0].brief()["question"] if members else ""
+    return {
+        "config": [asdict(difference) for difference in config_differences(one, other)],
+        "plugins": [asdict(difference) for difference in plugin_differences(one, other)],
+        "ends": [asdict(ends) for ends in metric_ends(one.metrics, other.metrics)],
+        "prompts": prompts,
+    }

@@ -1,0 +1,82 @@
+"""Which metrics are shown first, in the page and in the terminal, and the phases of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_viewer.run_files import Metrics
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that share an axis."""
+
+    title: str
+    metrics: tuple[str, ...]
+    #: a metric with this name and `/low` and `/high` has a band
+    band: bool = False
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Seconds of each step that one part of the run spent on one thing."""
+
+    title: str
+    metric: str
+    #: "work", or "wait" for somebody else
+    kind: str
+
+
+_PANELS = (
+    Panel("Reward", ("rollout/reward_mean",)),
+    Panel("KL to the reference", ("train/kl",)),
+    Panel("Entropy, nats per token", ("train/entropy",)),
+    Panel("Log-prob gap, engine to trainer", ("train/logprob_gap_mean", "train/logprob_gap_max")),
+    Panel("Response length, tokens", ("rollout/response_length_mean", "rollout/response_length_max")),
+    Panel("Cut off at the limit, share", ("rollout/truncated_ratio",)),
+    Panel("Groups of equal reward, share", ("rollout/zero_std_ratio",)),
+    Panel("Staleness, rollouts", ("train/staleness_mean", "train/staleness_max")),
+    Panel("Loss", ("train/loss",)),
+    Panel("Gradient norm", ("train/grad_norm",)),
+    Panel("Clipped, share", ("train/clip_fraction",)),
+    Panel("Ledger of prompts", ("ledger/in_flight", "ledger/buffered", "ledger/dropped", "ledger/regenerated")),
+    Panel("Seconds of a step", ("time/step",)),
+)
+#: the phases of a step in their order; the engines' own, which may overlap the trainer's, come last
+LANES = (
+    Lane("trainer waits for rollouts", "time/wait_rollout", "wait"),
+    Lane("log-probs", "time/ref_log_probs", "work"),
+    Lane("log-probs before the step", "time/old_log_probs", "work"),
+    Lane("values", "time/values", "work"),
+    Lane("forward and backward", "time/forward_backward", "work"),
+    Lane("optimizer", "time/optimizer", "work"),
+    Lane("weight sync", "time/sync_weights", "work"),
+    Lane("sync waits for evaluation", "time/wait_evaluation", "wait"),
+    Lane("checkpoint", "time/save", "work"),
+    Lane("switch of devices", "time/colocate", "work"),
+    Lane("engines generate", "time/engine", "work"),
+    Lane("engines wait for the trainer", "time/engines_idle", "wait"),
+)
+
+
+def evaluation_sets(metrics: Metrics) -> list[str]:
+    """Names of the evaluation sets: `eval/NAME` is the mean reward of a set."""
+    return [name.removeprefix("eval/") for name in metrics.names if name.startswith("eval/") and name.count("/") == 1]
+
+
+def panels(metrics: Metrics) -> list[Panel]:
+    """The panels of which a run has metrics: those of every run, its reward's parts, its evaluations, its memory."""
+    known = metrics.names
+    evaluations = tuple(f"eval/{name}" for name in evaluation_sets(metrics))
+    parts = tuple(name for name in known if name.startswith("rollout/reward/"))
+    memory = tuple(name for name in known if name.startswith("memory/"))
+    first, *others = _PANELS
+    found = [
+        first,
+        Panel("Evaluation, with 95 % intervals", evaluations, band=True),
+        Panel("Parts of the reward", parts),
+        *others,
+        Panel("Memory", memory),
+    ]
+    kept = (Panel(one.title, tuple(name for name in one.metrics if name in known), one.band) for one in found)
+    return [one for one in kept if one.metrics]

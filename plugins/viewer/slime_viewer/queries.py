@@ -1,0 +1,325 @@
+"""What is asked of an index: tables of samples, groups, the visits of one prompt, prompts of two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from slime.errors import DataError, did_you_mean
+from slime_viewer.alerts import Counts
+from slime_viewer.filters import TEXTS_MATCH, Condition
+from slime_viewer.index import RunIndex, message_text, prompt_text
+from slime_viewer.index_tables import INDEX_OF_SORT, OTHER_SORTS, SCALARS
+from slime_viewer.lines import line_at
+from slime_viewer.run_files import SAMPLES
+from slime_viewer.tokens import sample_tokens, summaries, tokens_path
+
+#: what a table can be sorted by
+SORTS = ("step", "reward", "tokens", "prompt_tokens", "trained", "turns", "status", "grp", "idx", "version", "gap")
+#: characters of a prompt and of a response in a table, and of each text of a sample where several are shown
+_EXCERPT, MAX_TEXT = 240, 50_000
+#: lists within lists of a sample that are shown, and entries of each
+_DEPTH, _ENTRIES = 50, 1000
+#: samples of one group, or of one prompt
+MAX_SAMPLES = 2000
+#: samples that are counted for a table: of more, it says so, and they are looked for in the order of the table
+COUNTED = 10_000
+_GONE = "(the file of this sample was deleted or has changed)"
+
+
+@dataclass(frozen=True)
+class Found:
+    """One sample of the index. Its texts are read from its file each time, so that many samples take little memory."""
+
+    #: `000012:3`: file and number of the line; the same as long as the file is
+    key: str
+    scalars: dict[str, Any]
+    path: Path
+    offset: int
+    length: int
+
+    @property
+    def group_key(self) -> str:
+        """`000012/40`: file and number of the group."""
+        return f"{self.key.rpartition(':')[0]}/{self.scalars['grp']}"
+
+    def row(self) -> dict[str, Any] | None:
+        """The line of the file; None if the file is gone."""
+        return line_at(self.path, self.offset, self.length)
+
+    @property
+    def line(self) -> int:
+        """Which line of its file it is, from 0."""
+        return int(self.key.rpartition(":")[2])
+
+    def tokens(self) -> dict[str, Any] | None:
+        """The columns of its tokens, if the run has logged them. Raises `DataError` if they cannot be read."""
+        if self.scalars["kind"] != "train":
+            return None
+        return sample_tokens(tokens_path(self.path), self.line, self.scalars["tokens"])
+
+    def brief(self) -> dict[str, Any]:
+        """For a table: the scalars, and how prompt and response begin."""
+        return self._brief(self.row())
+
+    def whole(self, max_text: int = MAX_TEXT) -> dict[str, Any]:
+        """For reading: everything that was written of it; texts that are longer than `max_text` are cut, and say so."""
+        row = self.row()
+        return {**self._brief(row), "row": None if row is None else shortened(row, max_text)}
+
+    def _brief(self, row: dict[str, Any] | None) -> dict[str, Any]:
+        texts = {"question": _GONE, "answer": "", "label": ""} if row is None else excerpts(row)
+        return {"key": self.key, "group_key": self.group_key, **self.scalars, **texts}
+
+
+def excerpts(row: dict[str, Any]) -> dict[str, str]:
+    """How question, answer and label of a sample begin; of a conversation, the last message of the user's."""
+    prompt = row.get("prompt")
+    said = [one for one in prompt if isinstance(one, dict)] if isinstance(prompt, list) else []
+    asked = next((message_text(one) for one in reversed(said) if one.get("role") != "assistant"), None)
+    question = prompt_text(prompt) if asked is None else asked
+    texts = {"question": question, "answer": prompt_text(row.get("response")), "label": prompt_text(row.get("label"))}
+    return {name: text[:_EXCERPT] for name, text in texts.items()}
+
+
+def shortened(value: Any, most: int, depth: int = _DEPTH) -> Any:
+    """A JSON value with its long texts and lists cut, each with how much is left out, and no deeper than `depth`."""
+    if isinstance(value, str) and len(value) > most:
+        return f"{value[:most]}\n… {len(value) - most:,} more characters are in the file"
+    if isinstance(value, list | dict) and not depth:
+        return "…"
+    if isinstance(value, list):
+        cut = [shortened(one, most, depth - 1) for one in value[:_ENTRIES]]
+        return [*cut, f"… {len(value) - _ENTRIES:,} more are in the file"] if len(value) > _ENTRIES else cut
+    if isinstance(value, dict):
+        kept = {shortened(name, most): shortened(one, most, depth - 1) for name, one in islice(value.items(), _ENTRIES)}
+        return {**kept, "…": f"… {len(value) - _ENTRIES:,} more are in the file"} if len(value) > _ENTRIES else kept
+    return value
+
+
+_SELECT = f"SELECT files.name, samples.line, offset, length, {', '.join(f'samples.{name}' for name in SCALARS)}"
+_FROM = "FROM samples JOIN files ON files.id = samples.file"
+
+
+def count(index: RunIndex, condition: Condition) -> int:
+    """How many samples a filter finds."""
+    source, parameters = _source(condition)
+    [(number,)] = index.query(f"SELECT count(*) {source}", parameters)
+    return int(number)
+
+
+def find(
+    index: RunIndex, condition: Condition, *, sort: str = "step", limit: int = 100, offset: int = 0
+) -> list[Found]:
+    """The samples that a filter finds, `limit` of them from the one numbered `offset` on; see `table`."""
+    return table(index, condition, sort=sort, limit=limit, offset=offset)[0]
+
+
+def table(
+    index: RunIndex, condition: Condition, *, sort: str = "step", limit: int = 100, offset: int = 0
+) -> tuple[list[Found], int]:
+    """A part of the samples that a filter finds, and how many there are.
+
+    Args:
+        index: The index.
+        condition: The filter.
+        sort: One of `SORTS`, with a `-` in front: the largest first. Samples without a value come last.
+        limit: How many.
+        offset: How many to leave out.
+
+    Returns:
+        The samples, and the number of all that the filter finds; more than `COUNTED`: there are more than that.
+
+    Raises:
+        DataError: They cannot be sorted by that.
+    """
+    column, down = sort.removeprefix("-"), sort.startswith("-")
+    if column not in SORTS:
+        raise DataError(f"samples cannot be sorted by {column!r}.{did_you_mean(column, SORTS)} {', '.join(SORTS)} can")
+    some = _first(index, condition, column)
+    if len(some) > COUNTED:
+        numbers = _in_order(index, condition, column, down, limit, offset)
+    else:
+        # Samples without a value are last in both directions.
+        ordered = sorted(((value is None) != down, 0 if value is None else value, number) for number, value in some)
+        if down:
+            ordered.reverse()
+        numbers = [number for *_, number in ordered[offset : offset + limit]]
+    marks = ", ".join("?" * len(numbers))
+    rows = index.query(f"{_SELECT}, samples.id {_FROM} WHERE samples.id IN ({marks})", numbers)
+    by_number = {row[-1]: row[:-1] for row in rows}
+    return [_found(index.folder.path, by_number[number]) for number in numbers if number in by_number], len(some)
+
+
+def _first(index: RunIndex, condition: Condition, column: str) -> list[tuple[int, Any]]:
+    """Number and value of a column of the samples that a filter finds: all, or `COUNTED` and one of them."""
+    select, most = f"SELECT samples.id, samples.{column}", COUNTED + 1
+    if condition.phrase and condition.sql != "1":
+        # Words of few samples: these are all. Words of many: most of their samples fit, as is usual, or they do not.
+        near = f"(SELECT rowid AS number FROM texts WHERE texts MATCH ? LIMIT {2 * most})"
+        joined = f"{select} FROM {near} LEFT JOIN samples ON samples.id = number AND {condition.sql}"
+        rows = index.query(joined, (condition.phrase, *condition.parameters))
+        found = [row for row in rows if row[0] is not None]
+        if len(rows) < 2 * most or len(found) >= most:
+            return found[:most]
+        where, parameters = _where(condition)
+        return index.query(f"{select} FROM samples WHERE {where} LIMIT {most}", parameters)
+    source, parameters = _source(condition)
+    return index.query(f"{select} {source} LIMIT {most}", parameters)
+
+
+def _source(condition: Condition) -> tuple[str, tuple[object, ...]]:
+    """The rows of a condition, words first, and its parameters."""
+    if condition.phrase:
+        joined = f"FROM texts CROSS JOIN samples ON samples.id = texts.rowid WHERE texts MATCH ? AND {condition.sql}"
+        return joined, (condition.phrase, *condition.parameters)
+    return f"FROM samples WHERE {condition.sql}", condition.parameters
+
+
+def _where(condition: Condition) -> tuple[str, tuple[object, ...]]:
+    """A condition as one of SQL on `samples`, and its parameters."""
+    if not condition.phrase:
+        return condition.sql, condition.parameters
+    return f"{condition.sql} AND {TEXTS_MATCH}", (*condition.parameters, condition.phrase)
+
+
+def _in_order(index: RunIndex, condition: Condition, column: str, down: bool, limit: int, offset: int) -> list[int]:
+    """The numbers of samples that are looked for in the order of a column, which is quick if many fit."""
+    turn = " DESC" if down else ""
+    if column == "step" and condition.phrase and index.in_order():
+        # The index of words is in the order of the steps.
+        source, parameters = _source(condition)
+        chosen = f"SELECT samples.id {source} ORDER BY texts.rowid{turn} LIMIT ? OFFSET ?"
+    else:
+        where, parameters = _where(condition)
+        # Missing values are the smallest for SQLite: downwards they are last. In both downwards, so that an index has
+        # this order.
+        order = f"samples.{column}{turn or ' ASC NULLS LAST'}, id{turn}"
+        # Without statistics SQLite would rather sort a million samples of one kind.
+        by = INDEX_OF_SORT.get(column, OTHER_SORTS)
+        chosen = f"SELECT id FROM samples INDEXED BY {by} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
+    return [number for (number,) in index.query(chosen, (*parameters, limit, offset))]
+
+
+def group(index: RunIndex, key: str) -> tuple[list[Found], int]:
+    """The samples of a group, `000012/40`, in the order of the file: the first ones, and how many there are."""
+    return _some(index, _of_group(key), "line")
+
+
+def token_summaries(found: Sequence[Found]) -> dict[int, dict[str, Any]]:
+    """What the columns of tokens of one group's samples come to, by line."""
+    if not found or found[0].scalars["kind"] != "train":
+        return {}
+    return summaries(tokens_path(found[0].path), {one.line for one in found})
+
+
+def group_size(index: RunIndex, key: str) -> int:
+    """How many samples a group has."""
+    return count(index, _of_group(key))
+
+
+def _of_group(key: str) -> Condition:
+    file, _, number = key.rpartition("/")
+    # Samples without a group have "None".
+    place = (f"{file}.jsonl", whole_number(number))
+    return Condition("samples.file = (SELECT id FROM files WHERE name = ?) AND grp IS ?", place)
+
+
+def sample(index: RunIndex, key: str) -> Found | None:
+    """The sample `000012:3`; None if there is none."""
+    file, _, line = key.rpartition(":")
+    found = _select(index, "WHERE files.name = ? AND samples.line = ? LIMIT 1", [f"{file}.jsonl", whole_number(line)])
+    return found[0] if found else None
+
+
+#: how tokens are ordered by a value: from the highest, from the lowest, from the largest without its sign
+TOKEN_ORDERS = {"high": "value DESC", "low": "value", "size": "abs(value) DESC"}
+
+
+def token_columns(index: RunIndex) -> list[str]:
+    """Columns of tokens that the run has logged."""
+    return [name for (name,) in index.query("SELECT DISTINCT column FROM extremes ORDER BY column")]
+
+
+def extreme_tokens(
+    index: RunIndex, condition: Condition, column: str, order: str, limit: int
+) -> list[tuple[Found, int, float, str]]:
+    """Samples with the position, value and text of a token of theirs: the most extreme of a column.
+
+    Raises:
+        DataError: The order is unknown.
+    """
+    if order not in TOKEN_ORDERS:
+        raise DataError(f"tokens cannot be ordered by {order!r}; expected {', '.join(TOKEN_ORDERS)}")
+    where, parameters = _where(condition)
+    chosen = "" if where == "1" else f" AND samples.id IN (SELECT id FROM samples WHERE {where})"
+    rows = index.query(
+        f"{_SELECT}, position, value, piece {_FROM} JOIN extremes ON extremes.file = samples.file"
+        f" AND extremes.line = samples.line WHERE column = ?{chosen} ORDER BY {TOKEN_ORDERS[order]} LIMIT ?",
+        (column, *parameters, limit),
+    )
+    return [(_found(index.folder.path, row[:-3]), *row[-3:]) for row in rows]
+
+
+def visits(index: RunIndex, prompt: str) -> tuple[list[Found], int]:
+    """The samples of a prompt through the run, without those that are kept twice (`kind` failed), and how many."""
+    return _some(index, Condition("prompt = ? AND kind != 'failed'", (prompt,)), "samples.step, files.name, line")
+
+
+def _some(index: RunIndex, condition: Condition, order: str) -> tuple[list[Found], int]:
+    rest = f"WHERE {condition.sql} ORDER BY {order} LIMIT {MAX_SAMPLES}"
+    return _select(index, rest, condition.parameters), count(index, condition)
+
+
+def whole_number(text: str) -> int | None:
+    """A number of an address; None if it is none, or larger than any that is in an index."""
+    return int(text) if text.isdecimal() and len(text) < 19 else None
+
+
+def counts(index: RunIndex) -> Counts:
+    """What the samples that were trained on show of a run."""
+    [(best,)] = index.query("SELECT max(reward) FROM samples WHERE kind = 'train'")
+    # Told which index: by its own choice, SQLite reads the rows of all samples, which takes many times as long.
+    [(labelled, wrong)] = index.query(
+        "SELECT coalesce(sum(labelled), 0), count(*) FROM samples INDEXED BY by_label"
+        " WHERE labelled IN (0, 1) AND kind = 'train' AND reward < ?",
+        [best],
+    )
+    return Counts(labelled, wrong, best)
+
+
+def extreme_groups(index: RunIndex, condition: Condition, most: int) -> tuple[list[str], list[str]]:
+    """The groups with the highest and with the lowest mean reward, of those that a filter finds; none is in both."""
+    sql = (
+        f"SELECT files.name, grp, avg(reward) {_FROM} WHERE {condition.sql} AND reward IS NOT NULL AND grp IS NOT NULL"
+        " GROUP BY file, grp ORDER BY avg(reward) DESC, samples.step DESC, line"
+    )
+    keys = [f"{name.removesuffix('.jsonl')}/{number}" for name, number, _ in index.query(sql, condition.parameters)]
+    best = keys[: min(most, (len(keys) + 1) // 2)]
+    return best, [key for key in keys[::-1][:most] if key not in best]
+
+
+def prompt_means(index: RunIndex, kind: str) -> dict[str, tuple[float, int, str]]:
+    """Prompt -> mean reward over the last visit's samples, how many visits it had, and the key of that group."""
+    sql = (
+        f"SELECT prompt, avg(reward), files.name, grp, samples.step {_FROM}"
+        " WHERE kind = ? AND reward IS NOT NULL GROUP BY prompt, file ORDER BY samples.step"
+    )
+    means: dict[str, tuple[float, int, str]] = {}
+    for prompt, mean, name, number, _ in index.query(sql, [kind]):
+        seen = means[prompt][1] if prompt in means else 0
+        means[prompt] = (mean, seen + 1, f"{name.removesuffix('.jsonl')}/{number}")
+    return means
+
+
+def _select(index: RunIndex, rest: str, parameters: Iterable[object]) -> list[Found]:
+    return [_found(index.folder.path, row) for row in index.query(f"{_SELECT} {_FROM} {rest}", list(parameters))]
+
+
+def _found(run: Path, row: Sequence[Any]) -> Found:
+    name, line, offset, length, *scalars = row
+    about = dict(zip(SCALARS, scalars, strict=True))
+    return Found(f"{name.removesuffix('.jsonl')}:{line}", about, run / SAMPLES / name, offset, length)

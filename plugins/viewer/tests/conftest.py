@@ -1,0 +1,85 @@
+"""A server of `slime view` in this process, and requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from slime_viewer.server import HOST, ViewServer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The user's cache, where the indexes lie."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder / "slime"
+
+
+@dataclass
+class Served:
+    """A server that runs in a thread."""
+
+    server: ViewServer
+
+    def request(self, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
+        """Status, body and headers of a request; `path` begins behind the port."""
+        link = http.client.HTTPConnection(HOST, self.server.port, timeout=60)
+        link.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = link.getresponse()
+        body = answer.read()
+        link.close()
+        return answer.status, body, dict(answer.getheaders())
+
+    def ask(self, question: str, **parameters: Any) -> dict[str, Any]:
+        """The answer to a question of the page."""
+        _, body, _ = self.request(f"/{self.server.token}/api/{question}?{urlencode(parameters)}")
+        return dict(json.loads(body))
+
+    def wait(self, samples: int) -> None:
+        """Until so many samples are indexed."""
+        deadline = time.monotonic() + 60
+        while sum(run["index"]["samples"] for run in self.ask("runs")["runs"]) != samples:
+            assert time.monotonic() < deadline, f"no {samples} samples: {self.ask('runs')}"
+            time.sleep(0.05)
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Serve]:
+    """Starts servers for run folders; they end with the module."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    started: list[ViewServer] = []
+
+    def run(awaited: Any) -> Any:
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(awaited, loop)
+        return future.result(60)
+
+    def begin(*folders: Path, port: int = 0, **options: Any) -> Served:
+        server = ViewServer(folders, **options)
+        run(server.start(port))
+        started.append(server)
+        return Served(server)
+
+    yield begin
+    for server in started:
+        run(server.stop())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()

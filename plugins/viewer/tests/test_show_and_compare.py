@@ -1,0 +1,150 @@
+"""`slime show` and `slime compare`: the numbers of a run in the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plugins.viewer.tests.making import make_run, sample_of
+
+from slime.cli.main import main
+from slime.config import read_config
+from slime.observe.samples import write_rollout
+from slime.types import Group, Status
+from slime_viewer.show_command import sparkline
+
+
+def slime(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
+    assert main([str(word) for word in words]) == code
+    printed = capsys.readouterr()
+    return printed.err if code else printed.out
+
+
+def test_a_run_is_shown_with_its_curves_alerts_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run", steps=12, metrics=lambda _: {"rollout/truncated_ratio": 0.5})
+    out = slime(capsys, "show", folder)
+    assert f"{folder}  finished, 12 steps" in out
+    assert "reward      rewards/exact_match  (slime-rl 0.1.0)" in out
+    assert "0.5 -> 1\n" in next(line + "\n" for line in out.splitlines() if "rollout/reward_mean" in line)
+    assert "50% of the responses were cut off" in out
+    assert f"slime show {folder} --where 'kind:train status:truncated step>=0'" in out
+    assert "warning: the reward is slow" in out
+    assert f"again: slime train {folder}/config.toml --run-name run-again" in out
+
+
+def test_a_metric_that_was_never_finite_has_no_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run", metrics=lambda _: {"train/loss": math.nan})
+    out = slime(capsys, "show", folder)
+    assert "train/loss" in next(line for line in out.splitlines() if line.endswith("· (no finite value)"))
+    assert "train/loss had no finite value, first in step 0" in out
+
+
+def test_the_commands_that_are_shown_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "it's mine", 12, metrics=lambda _: {"rollout/truncated_ratio": 0.5}, config="")
+    out = slime(capsys, "show", folder)
+    shown = [line.strip() for line in out.splitlines()]
+    [evidence] = [line for line in shown if line.startswith("slime show ") and "truncated" in line]
+    assert "0 samples" in slime(capsys, *shlex.split(evidence)[1:])
+    [again] = [shlex.split(line.removeprefix("again: ")) for line in shown if line.startswith("again: ")]
+    config = read_config(again[2:])
+    assert config.run.run_name == "it's mine-again"
+
+
+def test_the_worst_and_best_samples_of_a_step_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run")
+    worst = slime(capsys, "show", folder, "--step", 1, "--worst", 2)
+    assert "12 samples, the 2 worst" in worst and worst.count("reward 0, completed, 5 tokens") == 2
+    assert "000001:" in worst and "what is 2+2?" in worst and "label │ 4" in worst
+    best = slime(capsys, "show", folder, "--step", 1, "--best", 1)
+    assert best.count("reward 1, completed") == 1
+    assert "has samples of rollouts 0 to 5" in slime(capsys, "show", folder, "--step", 77)
+
+
+def test_samples_are_found_by_a_filter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run")
+    assert "6 samples, the 3 worst" in slime(capsys, "show", folder, "--where", '"what is 1+1" "carry the 2"')
+    assert "3 samples" in slime(capsys, "show", folder, "--where", "kind:eval")
+    assert "3 samples" in slime(capsys, "show", folder, "--where", "-kind:train")
+    assert "3 samples" in slime(capsys, "show", folder, "--where=-kind:train")
+    assert "there is no field 'rewrd'" in slime(capsys, "show", folder, "--where", "rewrd<1", code=2)
+
+
+def test_hostile_texts_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run", steps=1)
+    sample = sample_of(1, 0, 0, 0.0, response="\x1b[2J\x07ring\u202e" + "long " * 1000, status=Status.TRUNCATED)
+    write_rollout(folder, 1, [Group(3, [sample])])
+    out = slime(capsys, "show", folder, "--step", 1)
+    assert "\x1b" not in out and "\x07" not in out and "\u202e" not in out and "ring" in out
+    assert "(5,010 characters; --full)" in out
+    assert "characters; --full" not in slime(capsys, "show", folder, "--step", 1, "--full")
+
+
+def test_one_metric_is_shown_step_by_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run")
+    out = slime(capsys, "show", folder, "--metric", "train/kl")
+    assert [line.split() for line in out.splitlines()[1:]] == [[str(step), f"{0.01 * step:.4g}"] for step in range(6)]
+    told = slime(capsys, "show", folder, "--metric", "train/kll", code=2)
+    assert "has no metric 'train/kll'. Did you mean train/kl?" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--wrost", "1"], "unknown option '--wrost'. Did you mean --worst?"),
+        (["--worst", "1", "--best", "1"], "takes one of --worst and --best"),
+        (["--metric", "train/kl", "--step", "1"], "--metric shows no samples"),
+        (["--step", "x"], "invalid int value"),
+        (["--step", str(10**25)], "a number has more than 63 bits"),
+        (["--worst", "-2"], "--worst -2: expected 1 or more"),
+        (["--where"], "expected one argument"),
+        (["--where", "--full"], "expected one argument"),
+    ],
+)
+def test_wrong_words_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert told in slime(capsys, "show", make_run(tmp_path / "run"), *words, code=2)
+    assert "is missing; expected a run folder" in slime(capsys, "show", tmp_path / "nothing", code=2)
+
+
+def test_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = make_run(tmp_path / "first", steps=12)
+    second = make_run(
+        tmp_path / "second", steps=14, reward=lambda *_: 0.0, config="[run]\nseed = 2\n\n[megatron]\nlr = 0.001\n"
+    )
+    used = json.loads((second / "plugins.json").read_text())
+    used["used"]["reward"]["options"] = {"strict": True}
+    (second / "plugins.json").write_text(json.dumps(used))
+    out = slime(capsys, "compare", first, second)
+    rows = {words[0]: words[1:] for line in out.splitlines() if (words := line.split())}
+    assert rows["run.seed"] == ["1", "2"] and "megatron.lr" not in rows
+    assert rows["reward.options.strict"] == ["·", "True"]
+    # The means of the last ten steps that both have: 2 to 11.
+    assert rows["rollout/reward_mean"][1:] == ["0", rows["rollout/reward_mean"][2], "11"]
+    assert rows["train/kl"] == ["0.065", "0.065", "+0", "11"]
+    same = slime(capsys, "compare", first, first)
+    assert "configuration: the same" in same and "plugins: the same" in same
+
+
+def test_a_curve_is_drawn_from_the_means_of_its_parts() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 7, 7], width=2) == "▁█"
+    assert sparkline([3, 3]) == "▁▁" and sparkline([]) == ""
+
+
+def test_showing_a_run_loads_nothing_heavy(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    script = (
+        "import sys; from slime.cli.main import main; main(sys.argv[1:]);"
+        "heavy = {'torch', 'ray', 'numpy', 'sglang', 'transformers', 'matplotlib', 'aiohttp'} & set(sys.modules);"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    for words in (["show", folder], ["show", folder, "--step", "1"], ["compare", folder, folder]):
+        command = [sys.executable, "-c", script, *map(str, words)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 0, ended.stderr
