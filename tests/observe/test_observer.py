@@ -54,8 +54,9 @@ class RecordingObservers:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.failures: Counter[tuple[str, str]] = Counter()
 
-    def call(self, hook: str, **arguments: Any) -> None:
+    def call(self, hook: str, **arguments: Any) -> list[Any]:
         self.calls.append((hook, arguments))
+        return [{"page.html": "what a plugin made of the run"}] if hook == "slime_run_closed" else []
 
 
 def observe(run_dir: Path) -> tuple[RunObserver, io.StringIO, RecordingObservers]:
@@ -99,9 +100,11 @@ def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: 
         *["slime_step_finished"] * 3,
         "slime_checkpoint_saved",
         "slime_run_finished",
+        "slime_run_closed",
     ]
     assert recording.calls[1][1]["metrics"]["train/loss"] == 0.25
-    assert recording.calls[-1][1] == {"run_dir": tmp_path, "outcome": "finished"}
+    assert recording.calls[-2][1] == {"run_dir": tmp_path, "outcome": "finished"}
+    assert "  page.html              what a plugin made of the run" in text
 
 
 def test_restarts_are_lines_metrics_and_a_fact_of_the_end(tmp_path: Path) -> None:
@@ -151,7 +154,7 @@ def test_a_run_that_fails_before_its_first_step_closes_everything(tmp_path: Path
     observer, out, recording = observe(tmp_path)
     observer.run_finished("failed")
     assert out.getvalue().startswith("failed  0 steps")
-    assert recording.calls == [("slime_run_finished", {"run_dir": tmp_path, "outcome": "failed"})]
+    assert recording.calls[0] == ("slime_run_finished", {"run_dir": tmp_path, "outcome": "failed"})
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from slime.config import PluginOptions
 from slime.errors import ConfigError, PluginError
-from slime.registry.plugin_set import survey_plugins
+from slime.registry.plugin_set import load_plugins, survey_plugins
 
 WATCHER = """
     import slime.plugin as sp
@@ -63,6 +63,23 @@ PLANNER = """
     def slime_plan_lines(longest_prompt):
         return {"prompts": [f"up to {10 // longest_prompt} tokens"], "notes": ["mine"]}
 """
+
+
+REPORTER = """
+    import slime.plugin as sp
+    slime_api = 1
+
+    @sp.hookimpl
+    def slime_run_closed(run_dir, outcome):
+        return {f"{outcome}.html": str(run_dir)}
+"""
+
+
+def test_what_plugins_make_of_a_closed_run_is_returned(install: Any) -> None:
+    install("slime-report", "1", {"report": "reporter_mod"}, {"reporter_mod": REPORTER})
+    plugins = load_plugins(PluginOptions(allow=["report"], deny=["viewer"]))
+    written = plugins.observers.call("slime_run_closed", run_dir=Path("r"), outcome="finished", build_panel=None)
+    assert written == [{"finished.html": "r"}]
 
 
 def test_observers_get_the_arguments_they_declare(install: Any) -> None:

@@ -67,7 +67,7 @@ def test_the_page_is_small_and_its_libraries_come_with_their_licences() -> None:
 
 
 def test_the_package_has_the_page_the_licences_of_its_libraries_and_the_demo() -> None:
-    builder = WheelBuilder(str(Path(__file__).parents[2]))
+    builder = WheelBuilder(str(Path(__file__).parents[3]))
     packed = {file.distribution_path for file in builder.recurse_included_files()}
     page = {f"slime_viewer/static/{path.relative_to(STATIC)}" for path in STATIC.rglob("*") if path.is_file()}
     assert len(page) > 15 and page <= packed
