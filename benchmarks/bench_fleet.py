@@ -1,6 +1,6 @@
 """What one rollout process costs in front of 1 to 1,024 engines. Simulated on one machine.
 
-    python -m benchmarks.bench_fleet [flat] [in-flight] [stragglers] [carry] [split] [--quick]
+    python -m benchmarks.bench_fleet [flat] [in-flight] [stragglers] [carry] [--quick]
 
 The engines are stubs in other processes (`benchmarks/fleet/stub_engines.py`) that speak SGLang's HTTP protocol over
 127.0.0.1; they have no model, and their latencies and lengths are drawn. Everything in front of them is real: client,
@@ -10,7 +10,6 @@ generator, ledger, collector, filters, the batch, the files of samples. Each row
 - in-flight: more and more samples at a time.
 - stragglers: time of the engines' slots that is lost to the longest responses of a batch.
 - carry: tokens that the process can take in, by length of the response.
-- split: the same with the work in several processes.
 """
 
 from __future__ import annotations
@@ -173,25 +172,10 @@ def carry(sizes: Sequence[tuple[int, int]]) -> None:
         )
 
 
-def split(workers: Sequence[int], loads: Sequence[tuple[str, tuple[int, float], int]]) -> None:
-    """What it costs to generate in other processes."""
-    print("\n64 engines, `--num-rollout-workers`\n")
-    table(["lengths", "workers", "CPU ms a sample", "of it, this process", "relative", "loop late, p99 ms", "s"])
-    for name, form, samples in loads:
-        groups, first = samples // GROUP_SIZE, 0.0
-        for count in workers:
-            load = {"engines": 64, "lengths": form, "step_s": 0.0001, "in_flight": min(samples, 1024)}
-            cost = in_own_process({**load, "batch": groups, "started": groups, "workers": count})
-            own, whole = (1000 * value / samples for value in (cost["cpu_s"], cost["cpu_s"] + cost["workers_cpu_s"]))
-            first = first or whole
-            late, seconds = f"{cost['lag_p99_ms']:.0f}", f"{cost['wall_s']:.1f}"
-            row(name, count, f"{whole:.3f}", f"{own:.3f}", f"{whole / first:.2f}", late, seconds)
-
-
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", default=["flat", "in-flight", "stragglers", "carry", "split"])
+    parser.add_argument("tables", nargs="*", default=["flat", "in-flight", "stragglers", "carry"])
     parser.add_argument("--quick", action="store_true", help="a few samples, to see that it runs")
     parser.add_argument("--engines", type=int, nargs="+", default=ENGINES)
     parser.add_argument("--row", type=json.loads, help=argparse.SUPPRESS)
@@ -207,9 +191,6 @@ def main() -> None:
         stragglers(*((8, 2, 0.0002) if args.quick else (64, 8, 0.001)))
     if "carry" in args.tables:
         carry([(512, 64), (LONGEST, 8)] if args.quick else [(512, 4096), (2048, 1024), (8192, 512), (LONGEST, 128)])
-    if "split" in args.tables:
-        kinds = [("long-tailed", LONG_TAIL, 8192), ("512", (512, 0.0), 4096), ("8,192", (8192, 0.0), 512)]
-        split((1, 2), [("512", (512, 0.0), 64)] if args.quick else kinds)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import resource
 import tempfile
 import time
@@ -20,14 +19,12 @@ from benchmarks.fleet.stub_engines import Fleet, Served, StubFleet
 from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.engine.client import HttpPolicyClient
-from slime.kit.processes import Call, collect_seldom, keep_out_of_collections
+from slime.kit.processes import collect_seldom, keep_out_of_collections
 from slime.plugin import Context, NoOptions, Reward, RewardSpec, Sample
 from slime.registry.component import Component
 from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
-from slime.rollout.worker import WorkerJob
-from slime.rollout.workers import RolloutWorkers
 from slime.testing import make_tokenizer
 
 GROUP_SIZE = 8
@@ -60,8 +57,6 @@ class Load:
     in_flight: int
     #: short answers of the same moment go in one message
     together: bool = False
-    #: processes that generate
-    workers: int = 1
 
     @property
     def samples(self) -> int:
@@ -73,9 +68,7 @@ class Load:
 class Cost:
     """What a load cost the rollout process, and what the engines saw."""
 
-    #: of the rollout process, and of its workers
     cpu_s: float
-    workers_cpu_s: float
     wall_s: float
     #: of everything that was generated, and of the batches
     tokens: int
@@ -106,61 +99,11 @@ def config_of(load: Load, folder: Path) -> RunConfig:
             n_samples_per_prompt=GROUP_SIZE,
             rollout_max_response_len=max(load.fleet.lengths),
             rollout_concurrency=load.in_flight,
-            num_rollout_workers=load.workers,
             passive_checks=0,
             **over,
         ),
         reward=RewardOptions(reward="parity"),
     )
-
-
-class FleetPolicy:
-    """The engines, as a process that generates sees them."""
-
-    def __init__(self, urls: Sequence[str], *, in_flight: int, together: bool) -> None:
-        self.policy = HttpPolicyClient(
-            urls[0], timeout_s=600, concurrency=in_flight, together=together, direct=not together
-        )
-        self.policy.connect(urls[0], urls)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self.policy.close()
-
-
-def fleet_policy(urls: Sequence[str], in_flight: int, together: bool) -> FleetPolicy:
-    """In a rollout worker."""
-    return FleetPolicy(urls, in_flight=in_flight, together=together)
-
-
-def fleet_plugins(config: RunConfig) -> PluginSet:
-    """In a rollout worker."""
-    return with_parity(load_plugins(config.plugins))
-
-
-def rollout_workers(load: Load, config: RunConfig, folder: Path, urls: Sequence[str]) -> RolloutWorkers | None:
-    """The workers of a load, if it has several."""
-    if load.workers == 1:
-        return None
-    share = -(-load.in_flight // load.workers)
-    job = WorkerJob(
-        config,
-        folder,
-        load.workers,
-        plugins=Call(f"{__name__}:fleet_plugins", (config,)),
-        tokenizer=Call("slime.testing:make_tokenizer"),
-        policy=Call(f"{__name__}:fleet_policy", (list(urls), share, load.together)),
-    )
-    return RolloutWorkers(job)
-
-
-def cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU seconds of these processes so far."""
-    seconds = 0.0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return seconds
 
 
 def with_parity(plugins: PluginSet) -> PluginSet:
@@ -209,17 +152,17 @@ async def run_load(load: Load, *, keep: bool = False) -> Cost:
     with tempfile.TemporaryDirectory() as name, StubFleet(load.fleet, in_flight=load.in_flight) as engines:
         folder = Path(name)
         config = config_of(load, folder)
-        policy = FleetPolicy(engines.urls, in_flight=load.in_flight, together=load.together)
-        workers = rollout_workers(load, config, folder, engines.urls)
-        manager = RolloutManager(
-            config, fleet_plugins(config), policy.policy, folder, make_tokenizer(), workers=workers
+        policy = HttpPolicyClient(
+            engines.urls[0], timeout_s=600, concurrency=load.in_flight, together=load.together, direct=not load.together
         )
+        policy.connect(engines.urls[0], engines.urls)
+        plugins = with_parity(load_plugins(config.plugins))
+        manager = RolloutManager(config, plugins, policy, folder, make_tokenizer())
         await manager.start()
-        pids = [] if workers is None else workers.pids
         keep_out_of_collections()  # as the process that generates does
         collect_seldom()
         before, in_flight, lag = resident_mib(), 0.0, Lag()
-        cpu, cpu_workers, started, batches = time.process_time(), cpu_seconds(pids), time.monotonic(), []
+        cpu, started, batches = time.process_time(), time.monotonic(), list[Rollout]()
         tokens = trained = 0
         with lag.measured():
             for number in range(load.rollouts):
@@ -237,7 +180,6 @@ async def run_load(load: Load, *, keep: bool = False) -> Cost:
                 del rollout, work
         cost = Cost(
             time.process_time() - cpu,
-            cpu_seconds(pids) - cpu_workers,
             time.monotonic() - started,
             tokens,
             trained,

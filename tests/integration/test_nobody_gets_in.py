@@ -104,7 +104,7 @@ def call_ray(port: int, token: str | None = None) -> list[str]:
 
 @pytest.mark.row("T1")
 def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(slime_train: Start) -> None:
-    words = ["--num-rollout", "100000", "--async", "--save-interval", "100000", "--num-rollout-workers", "2"]
+    words = ["--num-rollout", "100000", "--async", "--save-interval", "100000"]
     run = slime_train(*words)
     run.wait_for_output(r"\b1/\d")
     driver = psutil.Process(run.process.pid)

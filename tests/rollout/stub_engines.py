@@ -78,18 +78,6 @@ class StubEngines:
         finally:
             self.running.discard(name)
 
-    @property
-    def policy(self) -> StubEngines:
-        """What a rollout worker gives its generators."""
-        return self
-
-    def set_version(self, version: int) -> None:
-        """Other weights."""
-        self.version = version
-
-    async def close(self) -> None:
-        """Nothing to close."""
-
     def pace(self, tokens: Sequence[int]) -> int:  # noqa: ARG002 - for those who choose
         """Turns of the event loop that each token takes: some responses are slow."""
         return self.dice.choice((1, 1, 1, 6))

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import random
-import signal
 from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +23,6 @@ from tests.rollout.stub_engines import StubEngines, whole_response
 from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.errors import EngineError
-from slime.kit.processes import Call
 from slime.plugin import (
     BufferFilterSpec,
     Context,
@@ -41,8 +38,6 @@ from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import sampling_seed
 from slime.rollout.record import Rollout
-from slime.rollout.worker import WorkerJob
-from slime.rollout.workers import RolloutWorkers
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 
 LIMIT = 16
@@ -83,27 +78,6 @@ def with_faults(plugins: PluginSet) -> PluginSet:
     return dataclasses.replace(plugins, registered=(*plugins.registered, *made))
 
 
-# --- in rollout workers
-
-
-def plugins_with_faults(config: RunConfig) -> PluginSet:
-    """The plugins of a worker."""
-    return with_faults(load_plugins(config.plugins))
-
-
-def stub_engines() -> StubEngines:
-    """A worker's engines, which differ from those of other workers.
-
-    Its tokens take a while, so that some responses are still generated when the word to stop reaches the worker.
-    """
-    return StubEngines(os.getpid(), fault_rate=FAULTS, deadly_rate=0.0005, token_s=0.001)
-
-
-def given(tokenizer: Any) -> Any:
-    """The tokenizer of all workers."""
-    return tokenizer
-
-
 @dataclasses.dataclass
 class History:
     """What a run has trained on and dropped, up to its last checkpoint."""
@@ -117,10 +91,7 @@ class History:
 class Run:
     """The loop of a run, synchronous or `ahead` rollouts ahead, that sometimes dies and is resumed."""
 
-    def __init__(
-        self, config: RunConfig, tokenizer: Any, folder: Path, *, ahead: int, rollouts: int, workers: int = 1
-    ) -> None:
-        self.workers = workers
+    def __init__(self, config: RunConfig, tokenizer: Any, folder: Path, *, ahead: int, rollouts: int) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.folder = folder
@@ -141,12 +112,11 @@ class Run:
         return history
 
     async def _live(self, history: History, kill_rate: float) -> History:
-        workers = self._rollout_workers()
-        manager = RolloutManager(self.config, self.plugins, self.engines, self.folder, self.tokenizer, workers=workers)
+        manager = RolloutManager(self.config, self.plugins, self.engines, self.folder, self.tokenizer)
         await manager.start()
         if history.saved is not None:
             manager.load_state(read_rollout_part(history.saved))
-        await self._sync(manager, workers, history.done)
+        self._sync(manager, history.done)
         now = History(history.done, Counter(history.trained), dict(history.dropped), history.saved)
         pending: deque[asyncio.Task[Rollout]] = deque()
         try:
@@ -158,10 +128,7 @@ class Run:
                 rollout = await pending.popleft()
                 self._check(rollout, now)
                 now.done = number + 1
-                await self._sync(manager, workers, now.done)
-                if workers is not None and now.done % 20 == 10:
-                    os.kill(self.dice.choice(workers.pids), signal.SIGKILL)
-                    self.deaths["worker killed"] += 1
+                self._sync(manager, now.done)
                 self.totals.update({k: int(v) for k, v in rollout.metrics.items() if k.startswith("rollout/")})
                 if self.dice.random() < 0.2 or now.done == self.rollouts:
                     folder = self.folder / f"state-{self.dice.random()}"
@@ -182,26 +149,10 @@ class Run:
             await manager.close()
         return history
 
-    def _rollout_workers(self) -> RolloutWorkers | None:
-        if self.workers == 1:
-            return None
-        return RolloutWorkers(
-            WorkerJob(
-                self.config,
-                self.folder,
-                self.workers,
-                plugins=Call(f"{__name__}:plugins_with_faults", (self.config,)),
-                tokenizer=Call(f"{__name__}:given", (self.tokenizer,)),
-                policy=Call(f"{__name__}:stub_engines"),
-            )
-        )
-
-    async def _sync(self, manager: RolloutManager, workers: RolloutWorkers | None, done: int) -> None:
+    def _sync(self, manager: RolloutManager, done: int) -> None:
         self.trained_at[self.engines.version + 1] = done
         manager.weights_added(self.trained_at)
         self.engines.version += 1
-        if workers is not None:
-            await workers.tell("set_version", self.engines.version)
 
     def _check(self, rollout: Rollout, now: History) -> None:
         """Check that a batch is complete, has only unfinished groups, and has the engines' exact tokens."""
@@ -303,35 +254,3 @@ def test_the_ledger_stays_correct_with_faults_and_kills(
     assert (totals.get("reused", 0) > 0.5) == shape.startswith("reuse")
     if bounded:
         assert totals["dropped/stale"] > 0.01
-
-
-@pytest.mark.parametrize(
-    ("shape", "rollouts", "ahead"),
-    [
-        ("partial", 60, 0),
-        ("partial, bounded", 40, 2),
-        *(
-            pytest.param(shape, SHAPES[shape][0], ahead, marks=pytest.mark.slow)
-            for shape, ahead in (("partial", 0), ("partial", 2), ("plain", 2), ("reuse, bounded", 0))
-        ),
-    ],
-)
-def test_the_ledger_stays_correct_with_several_workers(
-    shape: str, rollouts: int, ahead: int, prompt_file: Path, tokenizer: Any, tmp_path: Path
-) -> None:
-    """As above, with workers that are killed too. Their groups are generated by others, and the run goes on."""
-    _, options = SHAPES[shape]
-    options = {name: value for name, value in options.items() if name != "bounded"}
-    if "bounded" in shape:
-        options["max_staleness"] = ahead + 1
-    config = config_of(prompt_file, num_rollout_workers=3, **options)
-    run = Run(config, tokenizer, tmp_path, ahead=ahead, rollouts=rollouts, workers=3)
-    history = asyncio.run(run.drive(kill_rate=0.02))
-    assert sum(history.trained.values()) == 3 * rollouts
-    assert run.deaths["worker killed"] >= 1
-    totals = {name.removeprefix("rollout/"): count / rollouts for name, count in run.totals.items()}
-    assert totals["dropped/unlucky"] > 0.01
-    assert totals["failed"] > 0.1
-    if shape.startswith("partial"):
-        assert totals["given_back"] > 0.05
-        assert totals["resumed"] > 0.05

@@ -95,11 +95,7 @@ def _processes(checked: Preflight) -> Iterator[str]:
     config = checked.config
     cluster, megatron = config.cluster, config.megatron
     yield "1 driver"
-    if (workers := config.rollout.num_rollout_workers) > 1:
-        yield "1 rollout process: data source, buffer, batch, evaluations"
-        yield f"{workers} rollout workers: generator, reward"
-    else:
-        yield "1 rollout process: data source, generator, reward"
+    yield "1 rollout process: data source, generator, reward"
     if checked.with_engines:
         port = cluster.engine_port
         ports = "" if port is None else f", ports {port}-{port + config.num_engines - 1}"

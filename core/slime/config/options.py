@@ -225,9 +225,6 @@ class RolloutOptions(Section):
     """Time limit for one generation request, in seconds."""
     rollout_concurrency: int = Field(default=1024, ge=1)
     """Maximum number of samples in progress."""
-    num_rollout_workers: int = Field(default=1, ge=1)
-    """Processes that generate and score training samples; from 2 on the rollout process only keeps prompts, buffer and
-    batch. Each has its own copies of generators and rewards."""
     async_mode: bool = Field(default=False, alias="async")
     """Generate the next rollouts while training."""
     async_buffer_size: Annotated[int, _IfAsync] = Field(default=1, ge=1)

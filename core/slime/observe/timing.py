@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 #: time with at least one request inside an engine, and time that a weight sync waited for an evaluation
@@ -40,10 +40,6 @@ class BusyClock:
         if self._running == 0:
             self._seconds += self._clock() - self._since
 
-    def set_at_least(self, seconds: float) -> None:
-        """Count at least this many seconds, which another process has measured."""
-        self._seconds = max(self._seconds, seconds)
-
     @property
     def seconds(self) -> float:
         """Busy seconds so far, including activities that are still running."""
@@ -69,15 +65,6 @@ class EngineClock:
         # Its way back took no longer than the others'.
         now = self.now()
         self._spans.append((since if inside is None else max(since, now - inside), now))
-
-    def take(self) -> list[tuple[float, float]]:
-        """When requests were inside, since the last call; no longer counted here."""
-        spans, self._spans = self._spans, []
-        return spans
-
-    def add(self, spans: Iterable[tuple[float, float]]) -> None:
-        """Count what the clock of another process of this machine has taken."""
-        self._spans += spans
 
     @property
     def seconds(self) -> float:

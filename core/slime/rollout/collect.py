@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -12,9 +12,8 @@ from slime.errors import SlimeError
 from slime.plugin import SamplingParams, Selection
 from slime.rollout.boundaries import OldestFirst
 from slime.rollout.failures import common_reasons
-from slime.rollout.open_batch import Kept, OpenBatch
+from slime.rollout.open_batch import OpenBatch
 from slime.rollout.pipeline import Pipeline
-from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import GroupState, PromptLedger
 from slime.rollout.record import STALE, Rollout, WeightAges
 from slime.types import Group, Sample
@@ -30,38 +29,6 @@ class Filter(Protocol):
 
     def select(self, groups: Sequence[Group], want: int) -> Selection:
         """Which groups to keep (at most `want`) and to drop."""
-        ...
-
-
-class GroupsInProgress(Protocol):
-    """The groups that are being generated and scored for one batch; `OpenBatch` says what each method does."""
-
-    #: samples whose generation was stopped earlier and continued for this batch
-    resumed: int
-
-    @property
-    def outstanding(self) -> int:
-        """Groups that `finished` has not returned yet."""
-        ...
-
-    def add(self, groups: Sequence[Group]) -> None:
-        """Start generating these groups."""
-        ...
-
-    async def wait(self, turn: asyncio.Future[None], *, for_all: bool) -> None:
-        """Wait until a group has finished, or all have."""
-        ...
-
-    def finished(self) -> list[Group]:
-        """The groups that finished since the last call."""
-        ...
-
-    async def stop(self, *, keep: bool) -> tuple[list[Group], dict[int, Kept]]:
-        """Stop all groups."""
-        ...
-
-    async def close(self) -> None:
-        """Cancel all remaining groups."""
         ...
 
 
@@ -104,8 +71,6 @@ class Collector:
     mask_kept: bool = False
     #: tells which groups are too stale
     ages: WeightAges = field(default_factory=WeightAges)
-    #: where groups are generated; None: in this process
-    in_workers: Callable[[BatchContext], GroupsInProgress] | None = None
     #: one future for each batch in progress, in order of their start; done when the batch is complete
     _turns: list[asyncio.Future[None]] = field(default_factory=list, init=False)
 
@@ -123,7 +88,7 @@ class Collector:
         rollout = Rollout(number)
         try:
             with self.pipeline.batch(self.sampling) as context:
-                batch = OpenBatch(self.pipeline, context) if self.in_workers is None else self.in_workers(context)
+                batch = OpenBatch(self.pipeline, context)
                 try:
                     await self._fill(rollout, batch)
                 finally:
@@ -139,7 +104,7 @@ class Collector:
         self.ledger.check()
         return rollout
 
-    async def _fill(self, rollout: Rollout, batch: GroupsInProgress) -> None:
+    async def _fill(self, rollout: Rollout, batch: OpenBatch) -> None:
         turn = self._turns[-2] if len(self._turns) > 1 else _done()
         if count := self._first_draw(rollout):
             self._begin(rollout, count, batch)
@@ -172,7 +137,7 @@ class Collector:
         missing = (len(self._turns) - 1) * self.batch_size + self.draw_size - coming
         return max(0, missing, self.ledger.count(GroupState.WAITING))
 
-    def _begin(self, rollout: Rollout, count: int, batch: GroupsInProgress) -> None:
+    def _begin(self, rollout: Rollout, count: int, batch: OpenBatch) -> None:
         groups = self.ledger.take(count)
         # Partial responses may be stale by now. What starts over is fresh, so this ends.
         while stale := [group for group in groups if self.ages.too_stale(group, rollout.number)]:
@@ -239,7 +204,7 @@ class Collector:
         rollout.dropped += [(group, STALE) for group in groups]
         rollout.stale += len(groups)
 
-    async def _abort_surplus(self, rollout: Rollout, batch: GroupsInProgress) -> None:
+    async def _abort_surplus(self, rollout: Rollout, batch: OpenBatch) -> None:
         """Stop the groups that are still in progress; those that finish meanwhile are buffered, the others wait."""
         finished, unfinished = await batch.stop(keep=self.keep_aborted)
         self._buffer(rollout, finished)

@@ -51,8 +51,6 @@ class ComponentBuilder:
     slots: FairSlots
     #: checks training components more closely in the first rollouts
     passive: PassiveChecks
-    #: processes that share a rollout's samples, and so the failures that are allowed
-    share: int = 1
     #: the rollouts and evaluation sets in progress
     open_batches: list[BatchContext] = field(default_factory=list)
     #: components that run in the rollout's event loop, by title
@@ -158,7 +156,7 @@ class ComponentBuilder:
         """The number of samples of which a component may fail the share `error_budget`."""
         if self.config.rollout.rollout_batch_size is None or resolved.use.eval_set is not None:
             return EVALUATION_SAMPLES
-        return -(-self.config.batch.prompts * self.config.rollout.n_samples_per_prompt // self.share)
+        return self.config.batch.prompts * self.config.rollout.n_samples_per_prompt
 
     def _eval_scorer(self, resolved: Resolved) -> Scorer:
         """The scorer of an evaluation set that has its own reward."""
@@ -198,7 +196,7 @@ class ComponentBuilder:
         return IsolatedReward(
             RewardJob(self.config, resolved.use, self.run_dir, self.engine_url, self.engine_key, self.plugins.given),
             component.title,
-            size=max(1, reward_workers(self.config) // isolated // self.share),
+            size=max(1, reward_workers(self.config) // isolated),
             timeout_s=timeout_s,
             startup_timeout_s=self.config.cluster.startup_timeout_s,
         )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slime.config.eval_sets import eval_sets
 from slime.engine.client import FairSlots
 from slime.errors import DiskFullError
 from slime.errors.raised import report
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.observe.logged_tokens import LoggedTokens
     from slime.registry.plugin_set import PluginSet
-    from slime.rollout.workers import RolloutWorkers
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +57,6 @@ class RolloutManager:
         engine_url: str | None = None,
         engine_key: str | None = None,
         evaluates_only: bool = False,
-        workers: RolloutWorkers | None = None,
     ) -> None:
         """Build the components and read the evaluation sets.
 
@@ -72,8 +69,6 @@ class RolloutManager:
             engine_url: Address of the run's engines, for components that call them directly.
             engine_key: What such components must present to them.
             evaluates_only: Build no data source; only `evaluate` will be called.
-            workers: Processes that generate and score training samples, which this process starts and closes; None:
-                this process does. Evaluations are generated in this process.
 
         Raises:
             PluginError: If a component cannot be built.
@@ -81,7 +76,6 @@ class RolloutManager:
         """
         self._config = config
         self._run_dir = run_dir
-        self._workers = workers
         self._build = ComponentBuilder(
             config,
             plugins,
@@ -136,7 +130,6 @@ class RolloutManager:
             keep_aborted=rollout.partial_rollout,
             mask_kept=rollout.mask_offpolicy_in_partial_rollout,
             ages=self._ages,
-            in_workers=None if self._workers is None else self._workers.open,
         )
 
     async def start(self) -> None:
@@ -145,16 +138,13 @@ class RolloutManager:
         Raises `SlimeError` if a reward cannot be built.
         """
         self._stall_watch.start()
-        score_here = self._workers is None or eval_sets(self._config)
-        starting = [scorer.start() for scorer in self._build.scorers] if score_here else []
-        await all_or_first_error(starting if self._workers is None else [*starting, self._workers.start()])
+        await all_or_first_error(scorer.start() for scorer in self._build.scorers)
 
     async def close(self) -> None:
         """Stop everything that `start` and the components started."""
         self._stall_watch.close()
         generators = (generator.close() for generator in self._build.generators)
-        workers = [] if self._workers is None else [self._workers.close()]
-        await asyncio.gather(*generators, *(scorer.close() for scorer in self._build.scorers), *workers)
+        await asyncio.gather(*generators, *(scorer.close() for scorer in self._build.scorers))
         if not self._evaluates_only:
             self._source.close()
 
@@ -173,7 +163,7 @@ class RolloutManager:
             rollout = await self._collector.collect(number)
         self._source.generated(rollout.generated)
         seconds = time.monotonic() - started
-        report = self._pipeline.report() if self._workers is None else await self._workers.report()
+        report = self._pipeline.report()
         tokens = sum(sample.response_length for group in rollout.generated for sample in group.samples)
         rollout.metrics |= {
             **rollout_metrics(rollout.groups),
@@ -196,7 +186,7 @@ class RolloutManager:
             self._metrics[number] = {name: v for name, v in rollout.metrics.items() if not depends_on_time(name)}
         for reason in rollout.failures:
             logger.warning("rollout %d: %s", number, reason)
-        rollout.findings = [*report.findings, *self._build.passive.rollout_done()]
+        rollout.findings = self._build.passive.rollout_done()
         await self._finish(rollout)
         return rollout
 

@@ -196,26 +196,6 @@ class ComponentReport:
     metrics: dict[str, float]
     #: see `Health.tracebacks`
     tracebacks: list[str]
-    #: samples that were finished
-    samples: int
-    #: what `--passive-checks` found out
-    findings: list[str] = field(default_factory=list)
-
-    @classmethod
-    def joined(cls, reports: Sequence[ComponentReport]) -> ComponentReport:
-        """One report of several processes: counts are added up, and means are weighted by samples."""
-        metrics: dict[str, float] = {}
-        for name in dict.fromkeys(name for one in reports for name in one.metrics):
-            having = [one for one in reports if name in one.metrics]
-            weights = [max(1, one.samples) if name.endswith("_mean") else 1.0 for one in having]
-            whole = sum(weights) if name.endswith("_mean") else 1.0
-            metrics[name] = sum(w * one.metrics[name] for w, one in zip(weights, having, strict=True)) / whole
-        return cls(
-            metrics,
-            list(dict.fromkeys(text for one in reports for text in one.tracebacks)),
-            sum(one.samples for one in reports),
-            list(dict.fromkeys(text for one in reports for text in one.findings)),
-        )
 
 
 @dataclass
@@ -232,15 +212,12 @@ class Pipeline:
     seed: int
     #: the rollouts and evaluation sets in progress, oldest first; shared by all pipelines of a run
     open_batches: list[BatchContext] = field(default_factory=list)
-    #: samples finished since the last report
-    _finished: int = field(default=0, init=False)
 
     def report(self) -> ComponentReport:
         """What its components report since the last call; called at the end of every rollout."""
         parts = [part for part in (self.generator, self.scorer) if part is not None]
         metrics = {name: value for part in parts for name, value in part.metrics().items()}
-        samples, self._finished = self._finished, 0
-        return ComponentReport(metrics, [text for part in parts for text in part.tracebacks()], samples)
+        return ComponentReport(metrics, [text for part in parts for text in part.tracebacks()])
 
     @contextmanager
     def batch(self, sampling: SamplingParams) -> Iterator[BatchContext]:
@@ -286,4 +263,3 @@ class Pipeline:
             await self.scorer.score(produced, context.reward_clock)
         progress.scored[index] = True
         context.done += 1
-        self._finished += 1

@@ -14,7 +14,7 @@ from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
 from slime.engine.keys import EngineKeys
 from slime.errors import CheckpointError, SlimeError, one_line
-from slime.kit.processes import Call, collect_seldom
+from slime.kit.processes import collect_seldom
 from slime.observe.logged_tokens import LoggedTokens
 from slime.registry.plugin_set import Fingerprint
 from slime.rollout.evaluation import EvalReport
@@ -22,8 +22,6 @@ from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import AbortablePolicy
 from slime.rollout.record import Rollout
 from slime.rollout.repeats import RepeatingPolicy, repeat_limit_s
-from slime.rollout.worker import WorkerJob
-from slime.rollout.workers import RolloutWorkers
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 from slime.run.workers import load_same_plugins
 from slime.weights import read_hf_config
@@ -38,24 +36,23 @@ _IN_FLIGHT = 1.25
 class RunPolicy:
     """The engines, as a process of the run that generates sees them."""
 
-    def __init__(self, client: HttpPolicyClient, repeating: RepeatingPolicy | None = None, *, share: int = 1) -> None:
+    def __init__(self, client: HttpPolicyClient, repeating: RepeatingPolicy | None = None) -> None:
         """
         Args:
             client: Asks the engines.
             repeating: Asks them again where they fail, if they are restarted.
-            share: Processes that share the run's requests.
         """
-        self._client, self._repeating, self._share = client, repeating, share
+        self._client, self._repeating = client, repeating
 
     @classmethod
-    def of(cls, config: RunConfig, keys: EngineKeys, *, share: int = 1, evaluates_only: bool = False) -> RunPolicy:
+    def of(cls, config: RunConfig, keys: EngineKeys, *, evaluates_only: bool = False) -> RunPolicy:
         """That of a run, not connected yet; `evaluates_only`: no trainer sends the engines weights."""
         model = read_hf_config(Path(str(config.checkpoint.hf_checkpoint)))
         client = HttpPolicyClient(
             _NOT_CONNECTED,
             keys,
             timeout_s=config.rollout.rollout_timeout_s,
-            concurrency=-(-config.rollout.rollout_concurrency // share),
+            concurrency=config.rollout.rollout_concurrency,
             vocab_size=model["vocab_size"],
             routed_layers=model["num_hidden_layers"] if config.rollout.use_rollout_routing_replay else None,
             # Such messages bypass the router, which would ask another engine if one is lost. And the groups that finish
@@ -65,9 +62,8 @@ class RunPolicy:
             direct=config.restarts_engines and config.aborts_surplus,
         )
         if not config.restarts_engines:
-            return cls(client, share=share)
-        repeating = RepeatingPolicy(client, limit_s=repeat_limit_s(config), trained=not evaluates_only)
-        return cls(client, repeating, share=share)
+            return cls(client)
+        return cls(client, RepeatingPolicy(client, limit_s=repeat_limit_s(config), trained=not evaluates_only))
 
     @property
     def policy(self) -> AbortablePolicy:
@@ -78,7 +74,7 @@ class RunPolicy:
         """See `RolloutProcess.connect`; `capacity` is what all engines together run at once."""
         self._client.connect(router_url, engine_urls)
         # Never none: a request that is aborted while it waits for its turn returns when that comes.
-        self._client.limit(max(1, -(-int(capacity * _IN_FLIGHT) // self._share)))
+        self._client.limit(max(1, int(capacity * _IN_FLIGHT)))
         return 0 if self._repeating is None else self._repeating.connected()
 
     def garbling(self) -> list[str]:
@@ -88,11 +84,6 @@ class RunPolicy:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
-
-
-def policy_of_worker(config: RunConfig, keys: EngineKeys | None) -> RunPolicy | None:
-    """In a rollout worker: its share of the engines; None if the run has none."""
-    return None if keys is None else RunPolicy.of(config, keys, share=config.rollout.num_rollout_workers)
 
 
 def tokenizer_of(config: RunConfig) -> Any:
@@ -122,20 +113,6 @@ async def build_rollout_process(
     collect_seldom()
     plugins = load_same_plugins(config, fingerprint)
     policy = None if engine_url is None else RunPolicy.of(config, keys, evaluates_only=evaluates_only)
-    workers = None
-    if config.rollout.num_rollout_workers > 1 and not evaluates_only:
-        workers = RolloutWorkers(
-            WorkerJob(
-                config,
-                run_dir,
-                config.rollout.num_rollout_workers,
-                plugins=Call("slime.registry.plugin_set:load_plugins", (config.plugins, fingerprint.functions)),
-                tokenizer=Call(f"{__name__}:tokenizer_of", (config,)),
-                policy=Call(f"{__name__}:policy_of_worker", (config, None if engine_url is None else keys)),
-                engine_url=engine_url,
-                engine_key=keys.api,
-            )
-        )
     manager = RolloutManager(
         config,
         plugins,
@@ -145,10 +122,9 @@ async def build_rollout_process(
         engine_url=engine_url,
         engine_key=keys.api,
         evaluates_only=evaluates_only,
-        workers=workers,
     )
     await manager.start()
-    return RolloutProcess(manager, policy, keys, workers, one_at_a_time=config.run.deterministic)
+    return RolloutProcess(manager, policy, keys, one_at_a_time=config.run.deterministic)
 
 
 class RolloutProcess:
@@ -159,7 +135,6 @@ class RolloutProcess:
         manager: RolloutManager,
         policy: RunPolicy | None = None,
         keys: EngineKeys | None = None,
-        workers: RolloutWorkers | None = None,
         *,
         one_at_a_time: bool = False,
     ) -> None:
@@ -168,7 +143,6 @@ class RolloutProcess:
         self._one_at_a_time = one_at_a_time
         self._policy = policy
         self._keys = keys
-        self._workers = workers
         #: URL of each engine so far -> how many requests it runs at once
         self._capacities: dict[str, int] = {}
         #: the rollout whose prompts were taken last
@@ -188,17 +162,11 @@ class RolloutProcess:
         found = await asyncio.gather(*(asyncio.to_thread(engine.capacity) for engine in new))
         self._capacities |= {engine.url: capacity for engine, capacity in zip(new, found, strict=True)}
         capacity = sum(self._capacities[url] for url in engine_urls)
-        repeated = self._policy.connect(router_url, engine_urls, capacity)
-        if self._workers is not None:
-            repeated += sum(await self._workers.tell("connect", router_url, engine_urls, capacity))
-        return repeated
+        return self._policy.connect(router_url, engine_urls, capacity)
 
     async def garbling(self) -> list[str]:
         """URLs of the engines that answer requests with something else than a response."""
-        found = [] if self._policy is None else self._policy.garbling()
-        if self._workers is not None and self._policy is not None:
-            found += [url for urls in await self._workers.ask("garbling") for url in urls]
-        return sorted(set(found))
+        return [] if self._policy is None else self._policy.garbling()
 
     async def progress(self) -> tuple[int, int]:
         """See `RolloutManager.progress`."""
