@@ -33,7 +33,7 @@ class Loop(ModuleType):
         super().__init__("slime.run.entry")
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
-    def main(self, *arguments: Any) -> int:
+    def train(self, *arguments: Any) -> int:
         return self._record("main", arguments)
 
     def evaluate(self, *arguments: Any) -> int:

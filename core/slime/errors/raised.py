@@ -175,7 +175,7 @@ def _formatted(error: BaseException) -> str:
 def _remedy(file: str, line: int, error: BaseException) -> str:
     if not file:
         return "It has no traceback in Python."
-    checkout = Path(__file__).parents[2]
+    checkout = Path(__file__).parents[3]
     package = _installed_in(file)
     names = _distributions().get(package, []) if package is not None else []
     if "slime-rl" in names or (package is None and _is_own(Path(file), checkout)):
