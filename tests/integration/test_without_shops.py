@@ -1,0 +1,63 @@
+"""A run works without the packages beside the kernel; what is missing is named when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import SlimeRun
+
+HIDING = Path(__file__).parents[1] / "support" / "without_shops"
+#: packages that a run on a CPU works without, and a command that needs each, if there is one
+SHOPS = {
+    "slime_viewer": ("show", "outputs/run"),
+    "slime_planner": ("convert", "model", "folder"),
+    "slime_sandbox": (),
+    "slime_endpoint": (),
+}
+
+Start = Callable[..., SlimeRun]
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Hides packages from the processes that the test starts."""
+
+    def hide(*packages: str) -> None:
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HIDING), os.environ.get("PYTHONPATH", "")]).rstrip(":"))
+        monkeypatch.setenv("WITHOUT_SHOPS", " ".join(packages))
+
+    return hide
+
+
+def slime(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("slime")), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("shop", SHOPS)
+def test_without_one_package_the_others_work_and_it_is_named(without: Callable[..., None], shop: str) -> None:
+    without(shop)
+    assert slime("--help").returncode == 0
+    listed = slime("plugins")
+    assert listed.returncode == 0, listed.stderr
+    assert shop.removeprefix("slime_") not in [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
+    if command := SHOPS[shop]:
+        refused = slime(*command)
+        assert refused.returncode == 2
+        assert f"`slime {command[0]}` needs the package {shop}, which is not installed here" in refused.stderr
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_run_without_all_of_them_trains(without: Callable[..., None], slime_train: Start) -> None:
+    without(*SHOPS)
+    run = slime_train("--num-rollout", "2")
+    assert run.wait() == 0, run.output
+    assert len(run.steps()) == 2
+    assert not (run.run_dir / "report.html").exists()
+    assert "report.html" not in run.output and "warning" not in run.output
