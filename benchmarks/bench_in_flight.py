@@ -32,7 +32,7 @@ from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
 from slime.engine.client import HttpPolicyClient
 from slime.registry.plugin_set import load_plugins
-from slime.rollout.manager import RolloutManager
+from slime.run.rollout_process import RolloutProcess
 from slime.testing import make_tokenizer
 
 GROUP_SIZE = 8
@@ -120,11 +120,11 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
     engine.start()
     policy = HttpPolicyClient(f"http://127.0.0.1:{here.recv()}", timeout_s=300, concurrency=args.samples)
     plugins = load_plugins(config.plugins, place_functions(config).components)
-    manager = RolloutManager(config, plugins, policy, folder, make_tokenizer())
-    await manager.start()
+    process = RolloutProcess(config, plugins, policy, folder, make_tokenizer())
+    await process.start()
     gc.collect()
     before, cpu, started = resident_mib(), time.process_time(), time.monotonic()
-    work = asyncio.ensure_future(manager.generate(0))
+    work = asyncio.ensure_future(process.make_rollout(0))
     while not here.poll() and not work.done():
         await asyncio.sleep(0.05)
     in_flight, cpu_sent = resident_mib(), time.process_time() - cpu
@@ -139,7 +139,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
     print(f"{'a sample':<16}{1024 * (in_flight - before) / args.samples:9.1f} KiB while in flight")
     print(f"{'sent':<16}{1000 * cpu_sent / args.samples:9.3f} ms CPU per sample")
     print(f"{'all':<16}{1000 * cpu_all / args.samples:9.3f} ms CPU per sample, {time.monotonic() - started:.1f} s")
-    await manager.close()
+    await process.close()
     await policy.close()
     engine.terminate()
 

@@ -23,8 +23,8 @@ from slime.kit.processes import collect_seldom, keep_out_of_collections
 from slime.plugin import Context, NoOptions, Reward, RewardSpec, Sample
 from slime.registry.component import Component
 from slime.registry.plugin_set import PluginSet, load_plugins
-from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
+from slime.run.rollout_process import RolloutProcess
 from slime.testing import make_tokenizer
 
 GROUP_SIZE = 8
@@ -153,12 +153,12 @@ async def run_load(load: Load, *, keep: bool = False) -> Cost:
         folder = Path(name)
         config = config_of(load, folder)
         policy = HttpPolicyClient(
-            engines.urls[0], timeout_s=600, concurrency=load.in_flight, together=load.together, direct=not load.together
+            engines.urls[0], timeout_s=600, concurrency=load.in_flight, route="together" if load.together else "direct"
         )
         policy.connect(engines.urls[0], engines.urls)
         plugins = with_parity(load_plugins(config.plugins))
-        manager = RolloutManager(config, plugins, policy, folder, make_tokenizer())
-        await manager.start()
+        process = RolloutProcess(config, plugins, policy, folder, make_tokenizer())
+        await process.start()
         keep_out_of_collections()  # as the process that generates does
         collect_seldom()
         before, in_flight, lag = resident_mib(), 0.0, Lag()
@@ -166,8 +166,8 @@ async def run_load(load: Load, *, keep: bool = False) -> Cost:
         tokens = trained = 0
         with lag.measured():
             for number in range(load.rollouts):
-                manager.trained(number)
-                work = asyncio.ensure_future(manager.generate(number))
+                process.trained(number)
+                work = asyncio.ensure_future(process.make_rollout(number))
                 if load.fleet.hold and not number:
                     await _all_held(engines, min(load.in_flight, load.started * GROUP_SIZE), work)
                     in_flight = resident_mib()
@@ -190,8 +190,7 @@ async def run_load(load: Load, *, keep: bool = False) -> Cost:
             engines.served(),
             batches,
         )
-        await manager.close()
-        await policy.close()
+        await process.close()
         return cost
 
 

@@ -19,7 +19,7 @@ from tests.engine.conftest import FaultyEngine
 from tests.support.engines import wait_until_running
 
 from slime.engine.client import HttpPolicyClient
-from slime.engine.direct_engines import DirectEngines
+from slime.engine.routes import DirectEngines
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
@@ -224,9 +224,9 @@ def test_without_an_engine_a_direct_request_is_not_sent(faulty_engine: Callable[
     stub = faulty_engine(lambda _: (200, answer()))
 
     async def run() -> None:
-        async with HttpPolicyClient(stub.url, timeout_s=20) as client:
+        async with HttpPolicyClient(stub.url, timeout_s=20, route="direct") as client:
             client.connect(stub.url, [])
-            await client.generate(PROMPT, ONE, direct=True)
+            await client.generate(PROMPT, ONE)
 
     with pytest.raises(NoEngineError, match="no engine is there"):
         asyncio.run(run())
@@ -239,9 +239,9 @@ def test_an_engine_that_garbles_an_answer_is_named_if_it_is_asked_directly(
     stub = faulty_engine(lambda _: (200, answer()[:-9]))
 
     async def run() -> None:
-        async with HttpPolicyClient("http://127.0.0.1:9", timeout_s=20) as client:
+        async with HttpPolicyClient("http://127.0.0.1:9", timeout_s=20, route="direct") as client:
             client.connect("http://127.0.0.1:9", [stub.url])
-            await client.generate(PROMPT, ONE, direct=True)
+            await client.generate(PROMPT, ONE)
 
     with pytest.raises(GarbledAnswerError, match="not one of SGLang's /generate") as caught:
         asyncio.run(run())
@@ -390,7 +390,7 @@ def test_an_abort_goes_to_the_engine_that_was_asked(direct: bool, faulty_engine:
     router = faulty_engine(slow)
 
     async def run() -> None:
-        async with HttpPolicyClient(router.url, timeout_s=30, direct=direct) as client:
+        async with HttpPolicyClient(router.url, timeout_s=30, route="direct" if direct else "router") as client:
             client.connect(router.url, [engine.url for engine in engines])
             request = asyncio.ensure_future(client.generate(PROMPT, ONE, rid="name"))
             while not any(engine.requests for engine in (router, *engines)):

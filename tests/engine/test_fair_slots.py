@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from slime.engine.client import FairSlots
+from slime.engine.fair_slots import FairSlots
 
 
 class Crowd:

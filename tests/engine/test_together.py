@@ -13,8 +13,9 @@ from tests.engine.conftest import FaultyEngine
 from yarl import URL
 
 from slime.engine.client import HttpPolicyClient
+from slime.engine.messages import Answer, Request
+from slime.engine.routes import LONGEST_TOGETHER, MOST_TOGETHER, SharedMessages
 from slime.engine.server import EngineServer
-from slime.engine.together import LONGEST_TOGETHER, MOST_TOGETHER, Answer, Request, Together
 from slime.errors import EngineError, GarbledAnswerError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams
 
@@ -59,7 +60,7 @@ def test_requests_in_one_message_get_the_answers_that_they_get_alone(engine: Eng
         for i, rid in enumerate(names(40))
     ]
     alone = asyncio.run(ask(HttpPolicyClient(engine.url, timeout_s=60), requests))
-    client = HttpPolicyClient(engine.url, timeout_s=60, together=True)
+    client = HttpPolicyClient(engine.url, timeout_s=60, route="together")
     messages = counted(client)
     together: list[Generation] = asyncio.run(ask(client, requests))
     assert [len(message["rid"]) for message in messages] == [MOST_TOGETHER, 40 - MOST_TOGETHER]
@@ -76,7 +77,7 @@ def test_a_request_that_is_refused_does_not_take_the_others_with_it(engine: Engi
     prompts = [[41, 42], too_long, [43], [44, 45, 46]]
     sampling = SamplingParams(max_new_tokens=4, temperature=0.0)
     requests = [(prompt, sampling, rid) for prompt, rid in zip(prompts, names(4), strict=True)]
-    answers = asyncio.run(ask(HttpPolicyClient(engine.url, timeout_s=60, together=True), requests))
+    answers = asyncio.run(ask(HttpPolicyClient(engine.url, timeout_s=60, route="together"), requests))
     assert isinstance(answers[1], RequestRefusedError)
     assert [len(answers[i].tokens) for i in (0, 2, 3)] == [4, 4, 4]
 
@@ -88,7 +89,7 @@ def test_samples_of_a_prompt_find_it_in_the_cache(engine: EngineServer, new_toke
     prompt = [10 + (new_tokens * i + i // 90) % 90 for i in range(300)]
     sampling = [SamplingParams(max_new_tokens=new_tokens, sampling_seed=i) for i in range(8)]
     group = [(prompt, one, rid) for one, rid in zip(sampling, names(8), strict=True)]
-    answers = asyncio.run(ask(HttpPolicyClient(engine.url, timeout_s=60, together=True), group))
+    answers = asyncio.run(ask(HttpPolicyClient(engine.url, timeout_s=60, route="together"), group))
     # A prompt of another test may begin with the same few tokens.
     assert sorted(answer.meta["cached_tokens"] // 10 for answer in answers) == [0] + [29] * 7
 
@@ -119,7 +120,7 @@ def test_requests_that_an_engine_still_works_on_are_sent_again_under_other_names
         return 200, orjson.dumps({"meta_info": {**meta, "output_token_logprobs": [[-0.5, 7, None]]}})
 
     async def all_three() -> list[Any]:
-        client = HttpPolicyClient(engine.url, timeout_s=30, together=True)
+        client = HttpPolicyClient(engine.url, timeout_s=30, route="together")
         alone, one_by_one = client._ask, asyncio.Lock()
 
         async def ordered(*args: Any) -> Any:
@@ -171,7 +172,7 @@ def test_short_requests_of_no_session_go_together(
     engine = reply_in(faulty_engine)
 
     async def all_three() -> None:
-        async with HttpPolicyClient(engine.url, timeout_s=30, together=True) as client:
+        async with HttpPolicyClient(engine.url, timeout_s=30, route="together") as client:
             sampling = SamplingParams(max_new_tokens=tokens)
             # one after the other where they go alone: the stub looks at the newest request
             if messages == 1:
@@ -187,7 +188,7 @@ def test_short_requests_of_no_session_go_together(
 
 def test_every_request_of_a_message_has_a_seed_of_its_own(faulty_engine: Callable[..., FaultyEngine]) -> None:
     engine = reply_in(faulty_engine)
-    client = HttpPolicyClient(engine.url, timeout_s=30, together=True)
+    client = HttpPolicyClient(engine.url, timeout_s=30, route="together")
     asyncio.run(ask(client, [([1], SamplingParams(max_new_tokens=4), rid) for rid in names(20)]))
     [body] = engine.bodies
     assert len({parameters["sampling_seed"] for parameters in orjson.loads(body)["sampling_params"]}) == 20
@@ -198,7 +199,7 @@ def test_answers_to_other_requests_are_refused(
     faulty_engine: Callable[..., FaultyEngine], edit: Callable[[list[Any]], Any]
 ) -> None:
     engine = reply_in(faulty_engine, edit)
-    client = HttpPolicyClient(engine.url, timeout_s=30, together=True)
+    client = HttpPolicyClient(engine.url, timeout_s=30, route="together")
     answers = asyncio.run(ask(client, [([1], SamplingParams(max_new_tokens=4), rid) for rid in names(3)]))
     assert {type(answer) for answer in answers} == {GarbledAnswerError}
 
@@ -215,7 +216,7 @@ def test_messages_are_spread_over_the_engines() -> None:
 
     async def run(engines: int, count: int) -> list[int]:
         sizes.clear()
-        together = Together(send, lambda: engines)
+        together = SharedMessages(send, lambda: engines)
         assert [n for n, _ in await asyncio.gather(*(together.ask({"n": n}) for n in range(count)))] == [*range(count)]
         return list(sizes)
 
@@ -231,7 +232,7 @@ def test_errors_reach_their_requests() -> None:
         return [EngineError(str(request["n"])) if request["n"] % 2 else (0, HERE) for request in requests]
 
     async def run() -> None:
-        together = Together(send, lambda: 1)
+        together = SharedMessages(send, lambda: 1)
         found = await asyncio.gather(*(together.ask({"n": n}) for n in range(4)), return_exceptions=True)
         assert [str(one) for one in found] == [str((0, HERE)), "1", str((0, HERE)), "3"]
         with pytest.raises(EngineError, match="the engine has ended"):
@@ -252,7 +253,7 @@ def test_a_message_is_given_up_when_nobody_waits_for_it() -> None:
                 ended.set()
             return [(request["n"], HERE) for request in requests]
 
-        together = Together(send, lambda: 1)
+        together = SharedMessages(send, lambda: 1)
         first, second, third = (asyncio.ensure_future(together.ask({"n": n})) for n in range(3))
         await sent.wait()
         first.cancel()

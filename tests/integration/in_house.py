@@ -27,7 +27,7 @@ def _train(launcher: RankLauncher, flags: list[str], engine_url: str, run_dir: P
     from slime.config import load_config
     from slime.engine.client import HttpPolicyClient
     from slime.registry.plugin_set import load_plugins
-    from slime.rollout.manager import RolloutManager
+    from slime.run.rollout_process import RolloutProcess
     from slime.run.trainer import build_estimator
     from slime.weights import read_hf_config
 
@@ -41,17 +41,17 @@ def _train(launcher: RankLauncher, flags: list[str], engine_url: str, run_dir: P
         layers = read_hf_config(Path(str(config.checkpoint.hf_checkpoint)))["num_hidden_layers"]
         routed = layers if config.rollout.use_rollout_routing_replay else None
         async with HttpPolicyClient(engine_url, timeout_s=60, routed_layers=routed) as client:
-            manager = RolloutManager(config, plugins, client, run_dir, tokenizer)
-            await manager.start()
+            process = RolloutProcess(config, plugins, client, run_dir, tokenizer)
+            await process.start()
             try:
                 rank.sync_weights([engine_url], None, 1, "1")
                 for number in range(config.num_rollout):
-                    rollout = await manager.generate(number)
+                    rollout = await process.make_rollout(number)
                     metrics.append(rank.train(rollout.batch))
                     rank.sync_weights([engine_url], None, 1, str(number + 2))
-                    manager.trained(number + 1)
+                    process.trained(number + 1)
             finally:
-                await manager.close()
+                await process.close()
         return metrics
 
     metrics = asyncio.run(loop())

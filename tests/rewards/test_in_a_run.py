@@ -20,9 +20,9 @@ from slime.config.options import DataOptions, RewardOptions, RewardTerm, Rollout
 from slime.config.run_config import RunConfig
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, RewardSpec, SamplingParams
-from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
 from slime.rollout.rewards import Scorer
+from slime.run.rollout_process import RolloutProcess
 from slime.testing import make_sample, make_tokenizer
 from slime.types import Sample, Status
 
@@ -42,6 +42,9 @@ class Echo:
     ) -> Generation:
         said = list(tokens)[: sampling.max_new_tokens]
         return Generation(said, [-0.5] * len(said), "stop", ["1"])
+
+    async def close(self) -> None:
+        """Nothing to close."""
 
 
 def rollout(
@@ -65,12 +68,12 @@ def rollout(
 
     async def main() -> Rollout:
         plugins = plugins_for(config)
-        manager = RolloutManager(config, plugins, Echo(), folder, make_tokenizer(), engine_url=engine_url)
-        await manager.start()
+        process = RolloutProcess(config, plugins, Echo(), folder, make_tokenizer(), engine_url=engine_url)
+        await process.start()
         try:
-            return await manager.generate(0)
+            return await process.make_rollout(0)
         finally:
-            await manager.close()
+            await process.close()
 
     return asyncio.run(main())
 

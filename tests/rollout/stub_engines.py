@@ -36,6 +36,9 @@ def whole_response(seed: int, prompt_length: int, limit: int) -> list[int]:
 class NeverAborted:
     """Base of policies in tests that abort no request."""
 
+    async def close(self) -> None:
+        """Nothing to close."""
+
     async def abort(self, rids: Collection[str]) -> None:
         raise AssertionError(f"requests {sorted(rids)} were aborted")
 
@@ -77,6 +80,9 @@ class StubEngines:
             return await self._answer(list(tokens), sampling, name)
         finally:
             self.running.discard(name)
+
+    async def close(self) -> None:
+        """Nothing to close."""
 
     def pace(self, tokens: Sequence[int]) -> int:  # noqa: ARG002 - for those who choose
         """Turns of the event loop that each token takes: some responses are slow."""

@@ -16,8 +16,8 @@ from tests.rollout.conftest import ScriptedPolicy
 from slime.config import RunConfig, config_from_toml
 from slime.errors import SlimeError
 from slime.rollout.evaluation import EvalReport, pending_groups
-from slime.rollout.manager import RolloutManager
 from slime.rollout.pipeline import SampleGenerator
+from slime.run.rollout_process import RolloutProcess
 from slime.types import Sample
 
 REWARDS = """
@@ -69,12 +69,12 @@ def evaluate(
     run: RunConfig, tokenizer: Any, folder: Path, policy: ScriptedPolicy, *, evaluates_only: bool = True
 ) -> EvalReport:
     async def main() -> EvalReport:
-        manager = RolloutManager(run, plugins_for(run), policy, folder, tokenizer, evaluates_only=evaluates_only)
-        await manager.start()
+        process = RolloutProcess(run, plugins_for(run), policy, folder, tokenizer, evaluates_only=evaluates_only)
+        await process.start()
         try:
-            return await manager.evaluate(5)
+            return await process.evaluate(5)
         finally:
-            await manager.close()
+            await process.close()
 
     return asyncio.run(main())
 
@@ -135,11 +135,11 @@ def test_every_generator_is_closed_once(
 
     async def main() -> None:
         made = run.model_copy(update={"evaluation": evaluation})
-        manager = RolloutManager(
+        process = RolloutProcess(
             made, plugins_for(made), ScriptedPolicy(tokenizer), tmp_path, tokenizer, evaluates_only=evaluates_only
         )
-        await manager.start()
-        await manager.close()
+        await process.start()
+        await process.close()
 
     monkeypatch.setattr(SampleGenerator, "close", close)
     asyncio.run(main())
@@ -169,15 +169,15 @@ def test_an_evaluation_gets_slots_while_a_rollout_wants_all_of_them(
     policy = ScriptedPolicy(tokenizer, {f"{n}+1=": 0.002 for n in range(12)})
 
     async def main() -> None:
-        manager = RolloutManager(run, plugins_for(run), policy, tmp_path, tokenizer)
-        await manager.start()
-        rollout = asyncio.ensure_future(manager.generate(0))
+        process = RolloutProcess(run, plugins_for(run), policy, tmp_path, tokenizer)
+        await process.start()
+        rollout = asyncio.ensure_future(process.make_rollout(0))
         while len(policy.requests) < 2:  # the rollout holds both slots
             await asyncio.sleep(0)
-        await manager.evaluate(0)
+        await process.evaluate(0)
         assert not rollout.done()
         await rollout
-        await manager.close()
+        await process.close()
 
     asyncio.run(main())
     order = [sampling.evaluation for _, sampling in policy.requests]

@@ -1,6 +1,6 @@
 """Hundreds of rollouts in which one request, score or group in twenty goes wrong, and runs that die and continue.
 
-The manager, the ledger, the source, the generator, the filters and the checkpoint files are the real ones. The
+The rollout process, the ledger, the source, the generator, the filters and the checkpoint files are the real ones. The
 engines are a stub (`tests.rollout.stub_engines`), the reward and the sampling filter are faulty on purpose.
 """
 
@@ -35,10 +35,10 @@ from slime.plugin import (
 )
 from slime.registry.component import Component
 from slime.registry.plugin_set import PluginSet, load_plugins
-from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import sampling_seed
 from slime.rollout.record import Rollout
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
+from slime.run.rollout_process import RolloutProcess
 
 LIMIT = 16
 FAULTS = 0.05
@@ -112,27 +112,27 @@ class Run:
         return history
 
     async def _live(self, history: History, kill_rate: float) -> History:
-        manager = RolloutManager(self.config, self.plugins, self.engines, self.folder, self.tokenizer)
-        await manager.start()
+        process = RolloutProcess(self.config, self.plugins, self.engines, self.folder, self.tokenizer)
+        await process.start()
         if history.saved is not None:
-            manager.load_state(read_rollout_part(history.saved))
-        self._sync(manager, history.done)
+            process.load_state(read_rollout_part(history.saved))
+        await self._sync(process, history.done)
         now = History(history.done, Counter(history.trained), dict(history.dropped), history.saved)
         pending: deque[asyncio.Task[Rollout]] = deque()
         try:
             for number in range(history.done, self.rollouts):
                 for later in range(number + len(pending), min(number + 1 + self.ahead, self.rollouts)):
-                    manager.trained(number)
-                    pending.append(asyncio.ensure_future(manager.generate(later)))
+                    process.trained(number)
+                    pending.append(asyncio.ensure_future(process.make_rollout(later)))
                     await asyncio.sleep(0)
                 rollout = await pending.popleft()
                 self._check(rollout, now)
                 now.done = number + 1
-                self._sync(manager, now.done)
+                await self._sync(process, now.done)
                 self.totals.update({k: int(v) for k, v in rollout.metrics.items() if k.startswith("rollout/")})
                 if self.dice.random() < 0.2 or now.done == self.rollouts:
                     folder = self.folder / f"state-{self.dice.random()}"
-                    state = manager.state(now.done)
+                    state = process.state(now.done)
                     self._check_whole(state, now)
                     write_rollout_part(folder, state)
                     history = History(now.done, Counter(now.trained), dict(now.dropped), folder)
@@ -146,12 +146,12 @@ class Run:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
-            await manager.close()
+            await process.close()
         return history
 
-    def _sync(self, manager: RolloutManager, done: int) -> None:
+    async def _sync(self, process: RolloutProcess, done: int) -> None:
         self.trained_at[self.engines.version + 1] = done
-        manager.weights_added(self.trained_at)
+        await process.weights_added(self.trained_at)
         self.engines.version += 1
 
     def _check(self, rollout: Rollout, now: History) -> None:

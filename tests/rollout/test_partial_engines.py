@@ -23,8 +23,8 @@ from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer
 from slime.errors import EngineError
 from slime.registry.plugin_set import load_plugins
-from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
+from slime.run.rollout_process import RolloutProcess
 from slime.types import Sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -94,17 +94,17 @@ async def run(
     """Rollouts until enough responses were continued; the weights change after each, in turn those of all models."""
     policy = HttpPolicyClient(router, timeout_s=60, **client)
     policy.connect(router, [server.url for server in servers])
-    manager = RolloutManager(config, load_plugins(config.plugins), policy, folder, tokenizer)
-    await manager.start()
+    process = RolloutProcess(config, load_plugins(config.plugins), policy, folder, tokenizer)
+    await process.start()
     done: list[Rollout] = []
     try:
         while len(done) < MOST_ROLLOUTS and continued(done) < ENOUGH:
             number = len(done)
             await asyncio.to_thread(set_weights, servers, models[number % len(models)], number)
-            done.append(await asyncio.wait_for(manager.generate(number), 60))
-            manager.trained(number + 1)
+            done.append(await asyncio.wait_for(process.make_rollout(number), 60))
+            process.trained(number + 1)
     finally:
-        await manager.close()
+        await process.close()
         await policy.close()
     return done
 

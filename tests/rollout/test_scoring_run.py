@@ -22,7 +22,8 @@ from slime.config.options import DataOptions, RewardOptions, RewardTerm, Rollout
 from slime.config.run_config import RunConfig
 from slime.errors import ErrorBudgetError
 from slime.registry.plugin_set import load_plugins
-from slime.rollout.manager import Rollout, RolloutManager
+from slime.rollout.record import Rollout
+from slime.run.rollout_process import RolloutProcess
 from slime.types import Status
 
 __all__ = ["bad_rewards", "install"]
@@ -82,13 +83,13 @@ def run(config: RunConfig, tokenizer: Any, run_dir: Path) -> list[Rollout]:
     async def main() -> list[Rollout]:
         functions = place_functions(config)
         plugins = load_plugins(config.plugins, functions.components)
-        manager = RolloutManager(functions.config, plugins, ScriptedPolicy(tokenizer), run_dir, tokenizer)
-        await manager.start()
+        process = RolloutProcess(functions.config, plugins, ScriptedPolicy(tokenizer), run_dir, tokenizer)
+        await process.start()
         try:
-            return [await manager.generate(number) for number in range(2)]
+            return [await process.make_rollout(number) for number in range(2)]
         finally:
             started = [pid for pid in workers(os.getpid()) if pid not in others]
-            await manager.close()
+            await process.close()
             assert len(started) > 1 and alive(started) == []
 
     return asyncio.run(main())

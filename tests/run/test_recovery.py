@@ -98,7 +98,7 @@ class Rollouts:
 
     def __init__(self) -> None:
         self.connected = list(URLS)
-        self.garbling: list[str] = []
+        self.answering_garbage: list[str] = []
 
     def call(self, method: str, url: str, urls: Sequence[str], **_: Any) -> list[int]:
         assert (method, url) == ("connect", FaultyEngines.url)
@@ -106,8 +106,8 @@ class Rollouts:
         return [2]
 
     def begin(self, method: str, **_: Any) -> Call:
-        assert method == "garbling"
-        return Call(result=self.garbling)
+        assert method == "engines_answering_garbage"
+        return Call(result=self.answering_garbage)
 
 
 class Watch:
@@ -281,9 +281,9 @@ def test_a_router_that_cannot_be_told_is_restarted() -> None:
 
 def test_an_engine_that_answers_with_garbage_is_restarted() -> None:
     bench = Bench()
-    bench.rollouts.garbling = ["http://b"]
+    bench.rollouts.answering_garbage = ["http://b"]
     bench.watch()
-    bench.rollouts.garbling = []
+    bench.rollouts.answering_garbage = []
     bench.watch()
     assert bench.engines.events[0] == "end 1"
     assert bench.told.lost == ["engine 1: engine 1 at http://b answers requests with something else than a response"]

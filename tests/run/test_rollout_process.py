@@ -10,25 +10,32 @@ from typing import Any
 import pytest
 
 from slime.config import RunConfig
+from slime.config.options import RewardOptions, RunOptions
 from slime.engine.client import HttpPolicyClient
 from slime.engine.keys import EngineKeys
+from slime.engine.repeats import Repeats
 from slime.errors import SlimeError
 from slime.kit.processes import COLLECT_AFTER
 from slime.plugin import SamplingParams
+from slime.registry.plugin_set import load_plugins
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
-from slime.rollout.repeats import RepeatingPolicy
+from slime.run.build_rollout import build_rollout_process
 from slime.run.checkpoint.files import read_rollout_part
-from slime.run.rollout_process import RolloutProcess, RunPolicy, build_rollout_process
+from slime.run.rollout_process import RolloutProcess
+from slime.testing import make_tokenizer
 from slime.types import Group, Sample
 
 SAMPLING = SamplingParams(max_new_tokens=4)
 
 
-class Manager:
-    """A fake of the rollout manager that records the order in which prompts are taken."""
+class Process(RolloutProcess):
+    """The real one with rollouts that are made up, which records the order in which prompts are taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, policy: HttpPolicyClient | None = None, *, deterministic: bool = False) -> None:
+        config = RunConfig(run=RunOptions(deterministic=deterministic), reward=RewardOptions(reward="exact_match"))
+        plugins = load_plugins(config.plugins)
+        super().__init__(config, plugins, policy, folder, make_tokenizer(), evaluates_only=True, put=reference_to)
         self.done: list[int] = []
         self.taken: list[int] = []
         self.loaded: Any = None
@@ -36,7 +43,7 @@ class Manager:
     def trained(self, done: int) -> None:
         self.done.append(done)
 
-    async def generate(self, number: int) -> Rollout:
+    async def make_rollout(self, number: int) -> Rollout:
         self.taken.append(number)
         await asyncio.sleep(0.01)
         groups = [Group(3, [Sample(3, 6)]), Group(9, [Sample(9, 18)])]
@@ -51,86 +58,68 @@ class Manager:
         self.loaded = state
 
 
-@pytest.fixture
-def manager() -> Manager:
-    return Manager()
+def reference_to(batch: object) -> str:
+    return f"reference to {batch}"
 
 
 @pytest.fixture
-def process(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> RolloutProcess:
-    monkeypatch.setattr("slime.run.rollout_process.ray.put", lambda batch: f"reference to {batch}")
-    return RolloutProcess(manager)
+def process(tmp_path: Path) -> Process:
+    return Process(tmp_path)
 
 
-def test_one_at_a_time_means_that_a_rollout_begins_when_the_one_before_it_is_complete(
-    manager: Manager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("slime.run.rollout_process.ray.put", lambda batch: batch)
-    events: list[str] = []
+class Telling(Process):
+    """Tells when rollouts and evaluations begin and end."""
 
-    async def generate(number: int) -> Rollout:
-        events.append(f"begin {number}")
+    def __init__(self, folder: Path, *, deterministic: bool) -> None:
+        super().__init__(folder, deterministic=deterministic)
+        self.events: list[str] = []
+
+    async def _work(self, name: str) -> None:
+        self.events.append(f"begin {name}")
         await asyncio.sleep(0.01)
-        events.append(f"end {number}")
+        self.events.append(f"end {name}")
+
+    async def make_rollout(self, number: int) -> Rollout:
+        await self._work(f"rollout {number}")
         return Rollout(number, metrics={}, batch="the batch")
 
-    monkeypatch.setattr(manager, "generate", generate)
+    async def _evaluate(self, _number: int) -> EvalReport:
+        await self._work("evaluation")
+        return EvalReport(0, {})
 
+
+def test_one_at_a_time_means_that_a_rollout_begins_when_the_one_before_it_is_complete(tmp_path: Path) -> None:
     async def both(process: RolloutProcess) -> None:
         await asyncio.gather(process.generate(1, 0, 0), process.generate(0, None, 0))
 
-    asyncio.run(both(RolloutProcess(manager)))
-    assert events == ["begin 0", "begin 1", "end 0", "end 1"]
-    events.clear()
-    asyncio.run(both(RolloutProcess(manager, one_at_a_time=True)))
-    assert events == ["begin 0", "end 0", "begin 1", "end 1"]
+    beside = Telling(tmp_path, deterministic=False)
+    asyncio.run(both(beside))
+    assert beside.events == ["begin rollout 0", "begin rollout 1", "end rollout 0", "end rollout 1"]
+    in_turn = Telling(tmp_path, deterministic=True)
+    asyncio.run(both(in_turn))
+    assert in_turn.events == ["begin rollout 0", "end rollout 0", "begin rollout 1", "end rollout 1"]
 
 
-def test_one_at_a_time_means_that_evaluations_and_rollouts_take_turns(
-    manager: Manager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("slime.run.rollout_process.ray.put", lambda batch: batch)
-    events: list[str] = []
-
-    async def work(name: str) -> None:
-        events.append(f"begin {name}")
-        await asyncio.sleep(0.01)
-        events.append(f"end {name}")
-
-    async def generate(number: int) -> Rollout:
-        await work(f"rollout {number}")
-        return Rollout(number, metrics={}, batch="the batch")
-
-    async def evaluate(_number: int) -> EvalReport:
-        await work("evaluation")
-        return EvalReport(0, {})
-
-    monkeypatch.setattr(manager, "generate", generate)
-    monkeypatch.setattr(manager, "evaluate", evaluate, raising=False)
-
+def test_one_at_a_time_means_that_evaluations_and_rollouts_take_turns(tmp_path: Path) -> None:
     async def beside(process: RolloutProcess) -> None:
         await asyncio.gather(process.generate(0, None, 0), process.evaluate(0), process.generate(1, 0, 0))
 
-    asyncio.run(beside(RolloutProcess(manager)))
-    assert events[:2] == ["begin rollout 0", "begin evaluation"] or events[:2] == [
-        "begin evaluation",
-        "begin rollout 0",
-    ]
-    events.clear()
-    asyncio.run(beside(RolloutProcess(manager, one_at_a_time=True)))
+    together = Telling(tmp_path, deterministic=False)
+    asyncio.run(beside(together))
+    assert together.events[:2] in (["begin rollout 0", "begin evaluation"], ["begin evaluation", "begin rollout 0"])
+    in_turn = Telling(tmp_path, deterministic=True)
+    asyncio.run(beside(in_turn))
     names = ("rollout 0", "evaluation", "rollout 1")
-    assert events == [f"{what} {name}" for name in names for what in ("begin", "end")]
+    assert in_turn.events == [f"{what} {name}" for name in names for what in ("begin", "end")]
 
 
-def test_the_driver_gets_the_rollout_without_groups_and_with_a_reference_to_the_batch(
-    process: RolloutProcess, manager: Manager
-) -> None:
+def test_the_driver_gets_the_rollout_without_groups_and_with_a_reference_to_the_batch(process: Process) -> None:
     rollout = asyncio.run(process.generate(4, None, 3))
     assert rollout == Rollout(4, metrics={"rollout/samples": 2.0}, batch="reference to the batch")
-    assert manager.done == [3]
+    assert process.done == [3]
 
 
-def test_rollouts_that_start_out_of_order_take_prompts_in_order(process: RolloutProcess, manager: Manager) -> None:
+def test_rollouts_that_start_out_of_order_take_prompts_in_order(process: Process) -> None:
     """Ray may start calls in any order; prompts are taken in the order the driver began the rollouts."""
 
     async def begin_backwards() -> None:
@@ -141,32 +130,29 @@ def test_rollouts_that_start_out_of_order_take_prompts_in_order(process: Rollout
         await asyncio.gather(*calls)
 
     asyncio.run(begin_backwards())
-    assert manager.taken == [5, 6, 7]
+    assert process.taken == [5, 6, 7]
 
 
-def test_the_rollout_part_of_a_checkpoint_is_written_and_read(
-    process: RolloutProcess, manager: Manager, tmp_path: Path
-) -> None:
+def test_the_rollout_part_of_a_checkpoint_is_written_and_read(process: Process, tmp_path: Path) -> None:
     async def save_and_load() -> None:
         await process.save(tmp_path / "rollout", 7)
         await process.load(tmp_path / "rollout")
 
     asyncio.run(save_and_load())
-    assert manager.loaded == {"trained": 7, "groups": [{"index": 1}]}
+    assert process.loaded == {"trained": 7, "groups": [{"index": 1}]}
     assert read_rollout_part(tmp_path / "rollout")["trained"] == 7
 
 
-def test_requests_that_are_aborted_while_no_engine_is_there_return(manager: Manager) -> None:
-    client = HttpPolicyClient("http://127.0.0.1:1", timeout_s=600)
-    policy = RepeatingPolicy(client, limit_s=600)
-    process = RolloutProcess(manager, RunPolicy(client, policy))  # type: ignore[arg-type]  # the fake of the manager
+def test_requests_that_are_aborted_while_no_engine_is_there_return(tmp_path: Path) -> None:
+    client = HttpPolicyClient("http://127.0.0.1:1", timeout_s=600, repeats=Repeats(limit_s=600))
+    process = Process(tmp_path, client)
 
     async def all_aborted() -> set[str]:
         await process.connect("http://127.0.0.1:1", [])
         names = [f"{number:02d}" for number in range(20)]
-        requests = [asyncio.ensure_future(policy.generate([1], SAMPLING, rid=name)) for name in names]
+        requests = [asyncio.ensure_future(client.generate([1], SAMPLING, rid=name)) for name in names]
         await asyncio.sleep(0.1)
-        await policy.abort(names)
+        await client.abort(names)
         answers = await asyncio.wait_for(asyncio.gather(*requests), 25)
         await client.close()
         return {answer.finish_reason for answer in answers}
@@ -178,7 +164,7 @@ def test_the_rollout_process_looks_for_garbage_seldom(monkeypatch: pytest.Monkey
     def stop(*_: object) -> None:
         raise SlimeError("far enough")
 
-    monkeypatch.setattr("slime.run.rollout_process.load_same_plugins", stop)
+    monkeypatch.setattr("slime.run.build_rollout.load_same_plugins", stop)
     before, after = gc.get_threshold(), None
     try:
         with pytest.raises(SlimeError, match="far enough"):

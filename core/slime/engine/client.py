@@ -1,109 +1,47 @@
-"""The client of the engines: token ids in, token ids with log-probs out, through the router.
+"""The client of the engines: token ids in, token ids with log-probs out.
 
-Thousands of requests are in flight at once in one process, so the cost of each counts: orjson builds the request and
-decodes the answer, and no Python loop runs over tokens. Training and evaluation share the requests in flight fairly.
+What goes over the wire is in `messages`, how a request reaches an engine in `routes`, who may send in `fair_slots`, and
+when a failed request is sent again in `repeats`. Aborts go to each engine directly, never through the router.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
+import logging
 import uuid
-from binascii import a2b_base64
-from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import aiohttp
-import numpy as np
-import orjson
 from yarl import URL
 
 from slime.engine.control import bearer
-from slime.engine.direct_engines import DirectEngines
+from slime.engine.fair_slots import FairSlots
 from slime.engine.keys import EngineKeys
-from slime.engine.together import LONGEST_TOGETHER, Answer, Request, Together
-from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError
+from slime.engine.messages import (
+    EXCERPT,
+    Answer,
+    Request,
+    encoded,
+    fields_of,
+    generation_of,
+    names_of,
+    request_of,
+    with_routed_experts,
+)
+from slime.engine.repeats import Repeats
+from slime.engine.routes import LONGEST_TOGETHER, DirectEngines, Route, SharedMessages
+from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError, SlimeError
 from slime.plugin import Generation, SamplingParams
 
-
-class FairSlots:
-    """Limits how many requests run at once, and shares the slots between training and evaluation.
-
-    A free slot goes to the kind that holds fewer slots, among those with requests waiting. So neither has to wait for
-    the other to finish: an evaluation that starts while a rollout fills all slots soon has half of them, and gives them
-    back as it ends. Requests of one kind are served in the order they came.
-    """
-
-    def __init__(self, total: int) -> None:
-        self._free = self._total = total
-        #: by whether they are of an evaluation
-        self._held = {True: 0, False: 0}
-        self._waiting: dict[bool, deque[asyncio.Future[None]]] = {True: deque(), False: deque()}
-
-    @asynccontextmanager
-    async def slot(self, *, evaluation: bool) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it in the body."""
-        if self._free > 0 and not (self._waiting[True] or self._waiting[False]):
-            self._hold(evaluation)
-        else:
-            await self._wait(evaluation)
-        try:
-            yield
-        finally:
-            self._release(evaluation)
-
-    async def _wait(self, evaluation: bool) -> None:
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[evaluation].append(granted)
-        self._grant()
-        try:
-            await granted
-        except BaseException:
-            granted.cancel()  # has no effect once it is granted
-            if not granted.cancelled():
-                self._release(evaluation)
-            raise
-
-    def _hold(self, evaluation: bool) -> None:
-        self._held[evaluation] += 1
-        self._free -= 1
-
-    def _release(self, evaluation: bool) -> None:
-        self._held[evaluation] -= 1
-        self._free += 1
-        self._grant()
-
-    def limit(self, total: int) -> None:
-        """Change the total. Holders beyond it keep their slots."""
-        self._free += total - self._total
-        self._total = total
-        self._grant()
-
-    def _grant(self) -> None:
-        """Give away the free slots."""
-        while self._free > 0 and (self._waiting[True] or self._waiting[False]):
-            for waiting in self._waiting.values():
-                while waiting and waiting[0].cancelled():
-                    waiting.popleft()
-            kinds = [kind for kind, waiting in self._waiting.items() if waiting]
-            if not kinds:
-                return
-            kind = min(kinds, key=self._held.__getitem__)
-            self._waiting[kind].popleft().set_result(None)
-            self._hold(kind)
-
+logger = logging.getLogger(__name__)
 
 #: header by which the router keeps the requests of one session on one engine
 _SESSION_HEADER = "X-SMG-Routing-Key"
 #: status with which the router answers while it has no engine
 _UNAVAILABLE = 503
 _HEADERS = {"Content-Type": "application/json"}
-_EXCERPT = 500
-_SEED_BITS = 63
 _CONNECT_ATTEMPTS = 4
 _CONNECT_BACKOFF_S = 0.2  # doubled after each attempt
 #: seconds an idle connection is kept; less than the server keeps it (SGLang: 5), so that no request is sent over a
@@ -119,8 +57,8 @@ _NOT_SENT = {"finish_reason": {"type": "abort", "message": "aborted before the r
 class HttpPolicyClient:
     """Implements `slime.plugin.PolicyClient` over HTTP.
 
-    A request is sent again only if no connection could be made, so that nothing was accepted. After a timeout or a lost
-    connection the engine may have done the work, and the caller decides.
+    Without `repeats`, a request is sent again only if no connection could be made, so that nothing was accepted. After
+    a timeout or a lost connection the engine may have done the work.
     """
 
     def __init__(
@@ -132,8 +70,8 @@ class HttpPolicyClient:
         concurrency: int = 1024,
         vocab_size: int | None = None,
         routed_layers: int | None = None,
-        together: bool = False,
-        direct: bool = False,
+        route: Route = "router",
+        repeats: Repeats | None = None,
     ) -> None:
         """Does not connect yet.
 
@@ -145,13 +83,12 @@ class HttpPolicyClient:
             vocab_size: Token ids outside it are refused here, because they would crash the engine's scheduler.
             routed_layers: Layers of the model, to ask which experts compute each token; None: do not ask. Such requests
                 go to the engines directly, because the router drops the question. Evaluations do not ask.
-            together: Send requests of the same moment in one message if their answers are short. Such messages go to
-                the engines directly, because the router does not know seeds and names of several.
-            direct: Send all requests to the engines directly, and aborts only to the engine that has the request.
-                Through the router, every engine gets every abort.
+            route: How requests reach engines.
+            repeats: When a request that an engine failed to answer is sent again; None: never.
         """
         self._headers = {**_HEADERS, **bearer(None if keys is None else keys.api)}
         self._abort_headers = bearer(None if keys is None else keys.admin)
+        self._repeats = repeats
         self.connect(base_url)
         self._timeout_s = timeout_s
         self._concurrency = concurrency
@@ -162,21 +99,30 @@ class HttpPolicyClient:
         self._asked: dict[str, URL] = {}
         self._vocab_size = vocab_size
         self._routed_layers = routed_layers
-        self._always = direct
-        self._together = Together(self._ask_together, lambda: len(self._engine_urls)) if together else None
+        self._always = route == "direct"
+        shared = SharedMessages(self._ask_together, lambda: len(self._engine_urls))
+        self._shared = shared if route == "together" else None
         self._session: aiohttp.ClientSession | None = None
 
-    def connect(self, base_url: str, engines: Sequence[str] | None = None) -> None:
+    def connect(self, base_url: str, engines: Sequence[str] | None = None) -> int:
         """Send later requests to the router (or engine) at `base_url`, and aborts to each of `engines`.
 
         A router cannot abort, and only the router knows which engine has which request. If `engines` is None,
         `base_url` is the only one.
+
+        Returns:
+            How many requests were sent again since the last call.
         """
         engines = (base_url,) if engines is None else engines
         self._url = URL(base_url.rstrip("/") + "/generate")
         self._engine_urls = [URL(url.rstrip("/") + "/generate") for url in engines]
         self._abort_urls = [URL(url.rstrip("/") + "/abort_request") for url in engines]
         self._direct = DirectEngines(len(self._engine_urls))
+        return 0 if self._repeats is None else self._repeats.connected()
+
+    def engines_answering_garbage(self) -> list[str]:
+        """URLs of the engines that have answered several requests with something else than a response."""
+        return [] if self._repeats is None else self._repeats.engines_answering_garbage()
 
     def limit(self, requests: int) -> None:
         """Keep at most this many requests in flight from now on, and never more than `concurrency`.
@@ -199,13 +145,7 @@ class HttpPolicyClient:
             await session.close()
 
     async def generate(
-        self,
-        tokens: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        session: str | None = None,
-        rid: str | None = None,
-        direct: bool = False,
+        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str | None = None
     ) -> Generation:
         """One response to `tokens`; see `slime.plugin.PolicyClient`.
 
@@ -216,7 +156,6 @@ class HttpPolicyClient:
             sampling: Sampling parameters.
             session: Requests of one session go to the same engine.
             rid: Name of the request, for `abort`.
-            direct: Ask an engine directly, so that an error names it.
 
         Raises:
             RequestRefusedError: If the request is invalid.
@@ -225,11 +164,29 @@ class HttpPolicyClient:
             EngineError: If the engine fails.
             DeadlineError: After `timeout_s`.
         """
+        if self._repeats is None:
+            return await self._send(tokens, sampling, session, rid)
+
+        async def ask(name: str, direct: bool) -> Generation:
+            return await self._send(tokens, sampling, session, name, direct=direct)
+
+        return await self._repeats.answer(ask, uuid.uuid4().hex if rid is None else rid)
+
+    async def _send(
+        self,
+        tokens: Sequence[int],
+        sampling: SamplingParams,
+        session: str | None,
+        rid: str | None,
+        *,
+        direct: bool = False,
+    ) -> Generation:
+        """Send a request once; `direct`: to an engine directly, so that an error names it."""
         self._check_tokens(tokens)
         routed = self._routed_layers is not None and not sampling.evaluation
-        request = _request(tokens, sampling, rid, routed=routed)
+        request = request_of(tokens, sampling, rid, routed=routed)
         short = sampling.max_new_tokens <= LONGEST_TOGETHER
-        together = self._together if short and session is None and not (routed or direct) else None
+        shared = self._shared if short and session is None and not (routed or direct) else None
         name, url = rid or "", self._url
         try:
             if rid is not None:
@@ -239,8 +196,8 @@ class HttpPolicyClient:
                     return Generation([], [], "abort", [], _NOT_SENT)
                 try:
                     async with asyncio.timeout(self._timeout_s):
-                        if together is not None:
-                            answer, url = await together.ask(request)
+                        if shared is not None:
+                            answer, url = await shared.ask(request)
                         else:
                             with self._chosen([name], session, direct=routed or direct or self._always) as url:
                                 answer = await self._ask(url, request, session)
@@ -252,15 +209,15 @@ class HttpPolicyClient:
                     ) from None
         finally:
             self._unsent.pop(name, None)  # cancelled while it waited
-        generation = self._generation(answer, url)
+        generation = generation_of(answer, url)
         if not routed or self._routed_layers is None:
             return generation
-        return _with_routed_experts(generation, len(tokens), sampling.routed_from, self._routed_layers, url)
+        return with_routed_experts(generation, len(tokens), sampling.routed_from, self._routed_layers, url)
 
     async def _ask(self, url: URL, request: Request, session: str | None = None) -> Any:
         """The fields of the answer to one request."""
         headers = self._headers if session is None else {**self._headers, _SESSION_HEADER: session}
-        return _fields(await self._post(url, _encoded(request), headers), url)
+        return fields_of(await self._post(url, encoded(request), headers), url)
 
     async def _ask_together(self, requests: list[Request]) -> list[Answer | Exception]:
         """The answers to requests that are sent in one message; each has its own seed, name, and error."""
@@ -274,14 +231,14 @@ class HttpPolicyClient:
         }
         try:
             with self._chosen(message["rid"], None, direct=True) as url:
-                answers = _fields(await self._post(url, _encoded(message), self._headers), url)
+                answers = fields_of(await self._post(url, encoded(message), self._headers), url)
         except RequestRefusedError:
             # One of them is at fault, and must not take the others with it. The engine may still be busy with those, so
             # their names are taken.
             alone = (self._ask(self._url, {**request, "rid": uuid.uuid4().hex}) for request in requests)
             found = await asyncio.gather(*alone, return_exceptions=True)
             return [one if isinstance(one, Exception) else (one, self._url) for one in found]
-        names = _names(answers)
+        names = names_of(answers)
         if names != message["rid"]:
             raise GarbledAnswerError(
                 f"POST {url}: the answers are those of requests {names}, expected {message['rid']}", str(url.origin())
@@ -312,8 +269,17 @@ class HttpPolicyClient:
         request that has not reached an engine yet is not aborted.
 
         Raises:
-            EngineError: If an engine does not accept the message.
+            EngineError: If an engine does not accept the message, and requests are not repeated: those of an engine
+                that has just ended have ended with it.
         """
+        if self._repeats is None:
+            return await self._send_aborts(rids)
+        try:
+            await self._send_aborts(self._repeats.abort(rids))
+        except SlimeError as error:
+            logger.info("an engine did not take an abort, and is restarted if it has ended: %s", error)
+
+    async def _send_aborts(self, rids: Collection[str]) -> None:
         at_once = asyncio.Semaphore(_ABORTS_AT_ONCE)
         sent = [rid for rid in rids if rid not in self._unsent]
         self._unsent |= {rid: True for rid in rids if rid in self._unsent}
@@ -354,7 +320,7 @@ class HttpPolicyClient:
                 async with self._open_session().post(url, data=body, headers=headers) as response:
                     answer = await response.read()
                     if response.status != 200:
-                        text = answer[:_EXCERPT].decode(errors="replace")
+                        text = answer[:EXCERPT].decode(errors="replace")
                         refused = 400 <= response.status < 500
                         kind = RequestRefusedError if refused else EngineError
                         if response.status == _UNAVAILABLE:
@@ -385,97 +351,3 @@ class HttpPolicyClient:
                 read_bufsize=2**20,  # an answer in one piece, instead of pausing the transport every 64 KiB
             )
         return self._session
-
-    def _generation(self, answer: Any, url: URL) -> Generation:
-        try:
-            meta = answer["meta_info"]
-            rows = meta.get("output_token_logprobs") or ()  # T rows of (log-prob, token id, text or None)
-            flat = list(chain.from_iterable(rows))
-            log_probs, tokens = flat[0::3], flat[1::3]
-            reason = meta["finish_reason"]["type"]
-            spans = meta.get("weight_versions")
-            versions = list(dict.fromkeys(span["version"] for span in spans)) if spans else [meta["weight_version"]]
-            if not tokens:  # aborted before the first one: no weights were used
-                versions = []
-        except (ValueError, KeyError, TypeError) as error:
-            raise _garbled(url, error, str(answer)) from error
-        if None in log_probs:
-            raise EngineError(
-                f"POST {url}: log-prob of response token {log_probs.index(None)} is not a number; "
-                f"the model's weights or activations have overflowed"
-            )
-        return Generation(tokens=tokens, log_probs=log_probs, finish_reason=reason, weight_versions=versions, meta=meta)
-
-
-def _fields(answer: bytes, url: URL) -> Any:
-    """What an answer holds."""
-    try:
-        return orjson.loads(answer)
-    except ValueError as error:
-        raise _garbled(url, error, answer[:_EXCERPT].decode(errors="replace")) from error
-
-
-def _names(answers: Any) -> Any:
-    """The names of the requests that were answered in one message, or what was answered instead."""
-    try:
-        return [answer["meta_info"]["id"] for answer in answers]
-    except (KeyError, TypeError):
-        return str(answers)[:_EXCERPT]
-
-
-def _garbled(url: URL, error: Exception, text: str) -> GarbledAnswerError:
-    return GarbledAnswerError(
-        f"POST {url}: the answer is not one of SGLang's /generate with log-probs "
-        f"({type(error).__name__}: {error}): {text[:_EXCERPT]}",
-        str(url.origin()),
-    )
-
-
-def _with_routed_experts(answer: Generation, prompt_length: int, start: int, layers: int, url: URL) -> Generation:
-    """The answer with the routed experts that its `meta` holds encoded: base64 of int32, here in fewer bytes.
-
-    They are those of the tokens from `start` on.
-    """
-    meta = dict(answer.meta)
-    encoded = meta.pop("routed_experts", None)
-    if encoded is None and answer.finish_reason == "abort":
-        return answer  # whoever continues it gets those of all tokens
-    rows = prompt_length + len(answer.tokens) - 1 - start
-    if rows < 1:  # aborted before the first new token
-        return replace(answer, meta=meta)
-    experts = np.frombuffer(a2b_base64(encoded or ""), dtype=np.int32)
-    if experts.size == 0 or experts.size % (rows * layers):
-        raise EngineError(
-            f"POST {url}: the answer has the routed experts of {experts.size} places, expected a multiple of {rows}"
-            f" tokens x {layers} layers; the engine needs --enable-return-routed-experts and a model with experts"
-        )
-    kind = np.uint8 if experts.max() < 256 else np.int16
-    return replace(answer, meta=meta, routed_experts=experts.reshape(rows, layers, -1).astype(kind), routed_from=start)
-
-
-def _request(tokens: Sequence[int], sampling: SamplingParams, rid: str | None, *, routed: bool) -> Request:
-    parameters: dict[str, Any] = {
-        "max_new_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-    }
-    if sampling.stop:
-        parameters["stop"] = sampling.stop
-    if sampling.stop_token_ids:
-        parameters["stop_token_ids"] = sampling.stop_token_ids
-    # An engine with seeded sampling gives all requests without a seed the same one, and so the same response to all
-    # samples of a prompt.
-    seed = sampling.sampling_seed
-    parameters["sampling_seed"] = random.getrandbits(_SEED_BITS) if seed is None else seed
-    request: Request = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
-    if rid is not None:
-        request["rid"] = rid
-    if routed:
-        request["return_routed_experts"] = True
-        request["routed_experts_start_len"] = sampling.routed_from
-    return request
-
-
-def _encoded(request: Request) -> bytes:
-    return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.config.eval_sets import eval_sets
-from slime.engine.client import FairSlots
+from slime.engine.client import HttpPolicyClient
+from slime.engine.fair_slots import FairSlots
+from slime.engine.repeats import repeat_limit_s
 from slime.plugin import Context
 from slime.registry.function_path import is_reference
 from slime.rollout.boundaries import BatchFunction, CheckedSource, GroupFilter
 from slime.rollout.evaluation import EvalSet, Evaluation, load_prompts
 from slime.rollout.failures import EVALUATION_SAMPLES, Health, PassiveChecks
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.policy_session import GRACE_S, AbortablePolicy, BatchContext
-from slime.rollout.repeats import repeat_limit_s
+from slime.rollout.policy_session import GRACE_S, BatchContext
 from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ComponentBuilder:
     run_dir: Path
     tokenizer: Any
     #: None if the run has no engines
-    policy: AbortablePolicy | None
+    policy: HttpPolicyClient | None
     #: address of the run's engines, for components that call them directly
     engine_url: str | None
     engine_key: str | None = field(repr=False)

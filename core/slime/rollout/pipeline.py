@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
-from slime.engine.client import FairSlots
+from slime.engine.client import HttpPolicyClient
+from slime.engine.fair_slots import FairSlots
 from slime.errors import EngineError, PluginContractError
 from slime.errors.raised import report
 from slime.plugin import Generation, Generator, SamplingParams
 from slime.registry.contracts import Snapshot, check_cut_short, check_generated, check_tokens_generated
 from slime.rollout.failures import Cause, Health, PassiveChecks, all_or_first_error, fault_of, mark
-from slime.rollout.policy_session import GRACE_S, AbortablePolicy, BatchContext, PolicySession
+from slime.rollout.policy_session import GRACE_S, BatchContext, PolicySession
 from slime.rollout.rewards import Scorer
 from slime.types import Group, Sample, Status
 
@@ -206,7 +207,7 @@ class Pipeline:
     #: None if the loss needs no reward
     scorer: Scorer | None
     #: None if the run has no engines
-    policy: AbortablePolicy | None
+    policy: HttpPolicyClient | None
     _: KW_ONLY
     #: seed of the run, from which each sample's seed is derived
     seed: int

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from slime.errors import DeadlineError, EngineError, PluginContractError
 from slime.observe.timing import BusyClock, EngineClock
@@ -16,6 +16,7 @@ from slime.types import Sample
 if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.config.eval_sets import EvalSetSettings
+    from slime.engine.client import HttpPolicyClient
 
 #: seconds that a request may take beyond the sample's timeout, so that the client's own timeout, whose message is more
 #: precise, fires first
@@ -23,20 +24,6 @@ GRACE_S = 5.0
 #: the finish reason of a request that was never sent, because the batch was full
 _STOPPED = {"finish_reason": {"type": "abort", "message": "the batch was full before the request was sent"}}
 _MASK = 2**64 - 1
-
-
-class AbortablePolicy(Protocol):
-    """A policy whose requests have names, by which they can be aborted: `slime.engine.client.HttpPolicyClient`."""
-
-    async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str
-    ) -> Generation:
-        """One response; `rid` names the request for `abort`."""
-        ...
-
-    async def abort(self, rids: Collection[str]) -> None:
-        """Abort these requests; they return the tokens generated so far. Unknown names are ignored."""
-        ...
 
 
 def sampling_seed(rollout_seed: int, index: int) -> int:
@@ -82,7 +69,7 @@ class BatchContext:
     """State shared by the samples of one rollout or of one evaluation set."""
 
     #: None if the run has no engines
-    policy: AbortablePolicy | None
+    policy: HttpPolicyClient | None
     #: sampling parameters of every sample, except the seed
     sampling: SamplingParams
     #: seed of the run, from which each sample's seed is derived

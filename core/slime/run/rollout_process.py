@@ -3,151 +3,169 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
+import numpy as np
 
-from slime.config import RunConfig
-from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl
-from slime.engine.keys import EngineKeys
-from slime.errors import CheckpointError, SlimeError, one_line
-from slime.kit.processes import collect_seldom
-from slime.observe.logged_tokens import LoggedTokens
-from slime.registry.plugin_set import Fingerprint
+from slime.engine.fair_slots import FairSlots
+from slime.errors import CheckpointError, DiskFullError, SlimeError, one_line
+from slime.errors.raised import report
+from slime.observe.metrics import depends_on_time
+from slime.observe.samples import examples_of, write_rollout
+from slime.observe.timing import IdleClock
+from slime.observe.token_columns import Pieces, token_file, write_token_columns
+from slime.rollout.boundaries import OldestFirst
+from slime.rollout.collect import Collector
+from slime.rollout.components import ComponentBuilder
 from slime.rollout.evaluation import EvalReport
-from slime.rollout.manager import RolloutManager
-from slime.rollout.policy_session import AbortablePolicy
-from slime.rollout.record import Rollout
-from slime.rollout.repeats import RepeatingPolicy, repeat_limit_s
+from slime.rollout.failures import PassiveChecks, all_or_first_error, common_reasons
+from slime.rollout.policy_session import training_sampling
+from slime.rollout.prompts import PromptLedger
+from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges, oldest_weights, rollout_metrics
+from slime.rollout.stall import StallWatch
+from slime.rollout.train_batch import TrainBatch
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
-from slime.run.workers import load_same_plugins
-from slime.weights import read_hf_config
-from slime.weights.hf_config import read_tokenizer
+from slime.types import Group
 
-#: address until `connect` is called
-_NOT_CONNECTED = "http://engines-still-starting.invalid"
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+    from slime.engine.client import HttpPolicyClient
+    from slime.engine.keys import EngineKeys
+    from slime.observe.logged_tokens import LoggedTokens
+    from slime.registry.plugin_set import PluginSet
+
+logger = logging.getLogger(__name__)
+
 #: maximum requests in flight, relative to what the engines run at once: the surplus keeps them busy between requests
 _IN_FLIGHT = 1.25
 
 
-class RunPolicy:
-    """The engines, as a process of the run that generates sees them."""
-
-    def __init__(self, client: HttpPolicyClient, repeating: RepeatingPolicy | None = None) -> None:
-        """
-        Args:
-            client: Asks the engines.
-            repeating: Asks them again where they fail, if they are restarted.
-        """
-        self._client, self._repeating = client, repeating
-
-    @classmethod
-    def of(cls, config: RunConfig, keys: EngineKeys, *, evaluates_only: bool = False) -> RunPolicy:
-        """That of a run, not connected yet; `evaluates_only`: no trainer sends the engines weights."""
-        model = read_hf_config(Path(str(config.checkpoint.hf_checkpoint)))
-        client = HttpPolicyClient(
-            _NOT_CONNECTED,
-            keys,
-            timeout_s=config.rollout.rollout_timeout_s,
-            concurrency=config.rollout.rollout_concurrency,
-            vocab_size=model["vocab_size"],
-            routed_layers=model["num_hidden_layers"] if config.rollout.use_rollout_routing_replay else None,
-            # Such messages bypass the router, which would ask another engine if one is lost. And the groups that finish
-            # first must be decided by their own requests.
-            together=config.restarts_engines and not config.aborts_surplus,
-            # The router does not say which engine has a request: each of them would get each of the aborts.
-            direct=config.restarts_engines and config.aborts_surplus,
-        )
-        if not config.restarts_engines:
-            return cls(client)
-        return cls(client, RepeatingPolicy(client, limit_s=repeat_limit_s(config), trained=not evaluates_only))
-
-    @property
-    def policy(self) -> AbortablePolicy:
-        """What generators ask."""
-        return self._repeating or self._client
-
-    def connect(self, router_url: str, engine_urls: list[str], capacity: int) -> int:
-        """See `RolloutProcess.connect`; `capacity` is what all engines together run at once."""
-        self._client.connect(router_url, engine_urls)
-        # Never none: a request that is aborted while it waits for its turn returns when that comes.
-        self._client.limit(max(1, int(capacity * _IN_FLIGHT)))
-        return 0 if self._repeating is None else self._repeating.connected()
-
-    def garbling(self) -> list[str]:
-        """URLs of the engines that answer requests with something else than a response."""
-        return [] if self._repeating is None else self._repeating.garbling()
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.close()
-
-
-def tokenizer_of(config: RunConfig) -> Any:
-    """The tokenizer of the run's model."""
-    model = Path(str(config.checkpoint.hf_checkpoint))
-    return read_tokenizer(model, trust_remote_code=config.checkpoint.trust_remote_code)
-
-
-async def build_rollout_process(
-    config: RunConfig,
-    run_dir: Path,
-    fingerprint: Fingerprint,
-    engine_url: str | None,
-    keys: EngineKeys,
-    evaluates_only: bool,
-) -> RolloutProcess:
-    """Load the tokenizer, build the components and start their worker processes.
-
-    Args:
-        config: The run's configuration.
-        run_dir: The run folder.
-        fingerprint: Fingerprint of the driver's plugins; this process must have the same plugins.
-        engine_url: URL of the engines after `RolloutProcess.connect`; None if the run has none.
-        keys: Keys of the engines and the router.
-        evaluates_only: Whether the run only evaluates, and needs no data source.
-    """
-    collect_seldom()
-    plugins = load_same_plugins(config, fingerprint)
-    policy = None if engine_url is None else RunPolicy.of(config, keys, evaluates_only=evaluates_only)
-    manager = RolloutManager(
-        config,
-        plugins,
-        None if policy is None else policy.policy,
-        run_dir,
-        tokenizer_of(config),
-        engine_url=engine_url,
-        engine_key=keys.api,
-        evaluates_only=evaluates_only,
-    )
-    await manager.start()
-    return RolloutProcess(manager, policy, keys, one_at_a_time=config.run.deterministic)
-
-
 class RolloutProcess:
-    """The object in the rollout process whose methods the driver calls."""
+    """Owns the data source, the generators, the rewards and the filters of a run; the driver calls its methods.
+
+    Lives in one process with one event loop, and knows nothing of Ray. Rollouts may overlap: their prompts are taken in
+    the order of the rollouts, and earlier ones get engine time first.
+    """
 
     def __init__(
         self,
-        manager: RolloutManager,
-        policy: RunPolicy | None = None,
-        keys: EngineKeys | None = None,
+        config: RunConfig,
+        plugins: PluginSet,
+        policy: HttpPolicyClient | None,
+        run_dir: Path,
+        tokenizer: Any,
         *,
-        one_at_a_time: bool = False,
+        engine_url: str | None = None,
+        keys: EngineKeys | None = None,
+        evaluates_only: bool = False,
+        put: Callable[[TrainBatch], Any] = lambda batch: batch,
     ) -> None:
-        """`one_at_a_time`: begin a rollout or an evaluation only when the one before it is complete."""
-        self.manager = manager
-        self._one_at_a_time = one_at_a_time
-        self._policy = policy
-        self._keys = keys
+        """Build the components and read the evaluation sets.
+
+        Args:
+            config: Configuration of the run.
+            plugins: The loaded plugins.
+            policy: Client of the engines; None if the generator needs none.
+            run_dir: Folder of the run, for the files of samples.
+            tokenizer: Tokenizer of the model.
+            engine_url: Address of the run's engines, for components that call them directly.
+            keys: Keys of the engines and the router, also for such components.
+            evaluates_only: Build no data source; only `evaluate` will be called.
+            put: Stores a batch where the trainer ranks can read it; the driver gets what it returns.
+
+        Raises:
+            PluginError: If a component cannot be built.
+            DataError: If its data cannot be read.
+        """
+        self._config = config
+        self._run_dir = run_dir
+        self._build = ComponentBuilder(
+            config,
+            plugins,
+            plugins.resolve(config),
+            run_dir,
+            tokenizer,
+            policy,
+            engine_url,
+            None if keys is None else keys.api,
+            FairSlots(config.rollout.rollout_concurrency),
+            PassiveChecks(0 if evaluates_only else config.rollout.passive_checks),
+        )
+        self._pipeline = self._build.pipeline()
+        self._evaluates_only = evaluates_only
+        self._pieces = Pieces(tokenizer)
+        self._logs_tokens = config.run.log_token_columns != "none"
+        #: groups whose per-token columns are written once they are trained on, by rollout
+        self._to_log: dict[int, list[Group]] = {}
+        #: with --deterministic, the metrics of rollouts that are not trained on yet, by number: if one of them is
+        #: formed again from a checkpoint, without generating anything, it has these
+        self._metrics: dict[int, dict[str, float]] = {}
+        if not evaluates_only:
+            self._prepare_training()
+        self._evaluation = self._build.evaluation(self._pipeline)
+        self._idle = IdleClock()
+        self._stall_watch = StallWatch(self._build.in_loop, stall_s=config.cluster.hang_timeout_s)
+        self._policy, self._keys, self._put = policy, keys, put
         #: URL of each engine so far -> how many requests it runs at once
         self._capacities: dict[str, int] = {}
+        #: begin a rollout or an evaluation only when the one before it is complete
+        self._one_at_a_time = config.run.deterministic
         #: the rollout whose prompts were taken last
         self._taken: int | None = None
         self._turns = asyncio.Condition()
+
+    def _prepare_training(self) -> None:
+        build, rollout = self._build, self._config.rollout
+        self._source = build.source()
+        drops = rollout.stale_samples == "drop"
+        self._ages = WeightAges(generator=self._config.generator_name, bound=rollout.max_staleness, drops=drops)
+        self._ledger = PromptLedger(
+            self._source,
+            max_reuse=rollout.max_reuse,
+            max_regenerations=0 if rollout.max_staleness is None or not drops else MAX_REGENERATIONS,
+        )
+        self._filters = {slot: build.filter(slot) for slot in ("sampling_filter", "buffer_filter")}
+        self._sample_filter = build.batch_function("rollout_sample_filter", "--rollout-sample-filter-path")
+        self._reward_post_process = build.batch_function("reward_post_process", "--custom-reward-post-process-path")
+        batch_size = self._config.batch.prompts
+        self._collector = Collector(
+            ledger=self._ledger,
+            pipeline=self._pipeline,
+            sampling=training_sampling(self._config),
+            sampling_filter=self._filters["sampling_filter"],
+            buffer_filter=self._filters["buffer_filter"] or OldestFirst(),
+            batch_size=batch_size,
+            draw_size=rollout.over_sampling_batch_size or batch_size,
+            max_rounds=rollout.max_sampling_rounds,
+            aborts_surplus=self._config.aborts_surplus,
+            keep_aborted=rollout.partial_rollout,
+            mask_kept=rollout.mask_offpolicy_in_partial_rollout,
+            ages=self._ages,
+        )
+
+    async def start(self) -> None:
+        """Start the worker processes of the rewards and the monitor of the event loop.
+
+        Raises `SlimeError` if a reward cannot be built.
+        """
+        self._stall_watch.start()
+        await all_or_first_error(scorer.start() for scorer in self._build.scorers)
+
+    async def close(self) -> None:
+        """Stop everything that `start` and the components started, and close the connections to the engines."""
+        self._stall_watch.close()
+        generators = (generator.close() for generator in self._build.generators)
+        await asyncio.gather(*generators, *(scorer.close() for scorer in self._build.scorers))
+        if not self._evaluates_only:
+            self._source.close()
+        if self._policy is not None:
+            await self._policy.close()
 
     async def connect(self, router_url: str, engine_urls: list[str]) -> int:
         """Connect to the engines at `engine_urls`, which are behind the router at `router_url`.
@@ -162,19 +180,14 @@ class RolloutProcess:
         found = await asyncio.gather(*(asyncio.to_thread(engine.capacity) for engine in new))
         self._capacities |= {engine.url: capacity for engine, capacity in zip(new, found, strict=True)}
         capacity = sum(self._capacities[url] for url in engine_urls)
-        return self._policy.connect(router_url, engine_urls, capacity)
+        repeated = self._policy.connect(router_url, engine_urls)
+        # Never none: a request that is aborted while it waits for its turn returns when that comes.
+        self._policy.limit(max(1, int(capacity * _IN_FLIGHT)))
+        return repeated
 
-    async def garbling(self) -> list[str]:
+    async def engines_answering_garbage(self) -> list[str]:
         """URLs of the engines that answer requests with something else than a response."""
-        return [] if self._policy is None else self._policy.garbling()
-
-    async def progress(self) -> tuple[int, int]:
-        """See `RolloutManager.progress`."""
-        return self.manager.progress()
-
-    async def weights_added(self, trained_at: Mapping[int, int]) -> None:
-        """See `RolloutManager.weights_added`."""
-        self.manager.weights_added(trained_at)
+        return [] if self._policy is None else self._policy.engines_answering_garbage()
 
     async def generate(self, number: int, after: int | None, trained: int) -> Rollout:
         """Generate one rollout. The driver gets a reference to its batch, which stays in Ray's object store.
@@ -189,8 +202,8 @@ class RolloutProcess:
         """
         async with self._turns:
             await self._turns.wait_for(lambda: self._taken == after)
-            self.manager.trained(trained)
-            generation = asyncio.ensure_future(self.manager.generate(number))
+            self.trained(trained)
+            generation = asyncio.ensure_future(self.make_rollout(number))
             if self._one_at_a_time:
                 # Which prompts it needs to replace dropped ones must not depend on how far another rollout is.
                 await asyncio.wait([generation])
@@ -199,25 +212,146 @@ class RolloutProcess:
             self._turns.notify_all()
         rollout = await generation
         # The batch crosses Ray's object store once, from here to the trainer ranks, and never enters the driver.
-        return rollout.for_driver(ray.put(rollout.batch))
+        return rollout.for_driver(self._put(rollout.batch))
+
+    async def make_rollout(self, number: int) -> Rollout:
+        """Generate, score and select the batch of rollout `number`.
+
+        Its samples are written to `rollouts/NUMBER.jsonl`, dropped ones to `rollouts/dropped_NUMBER.jsonl`.
+
+        Raises:
+            EngineError: If the engines are gone.
+            PluginError: If a filter or a function over the batch fails.
+            SlimeError: If no sample can be trained on, or the filters leave too few groups.
+        """
+        started, idle = time.monotonic(), self._idle.take()
+        with self._idle.activity():
+            rollout = await self._collector.collect(number)
+        self._source.generated(rollout.generated)
+        seconds = time.monotonic() - started
+        report = self._pipeline.report()
+        tokens = sum(sample.response_length for group in rollout.generated for sample in group.samples)
+        rollout.metrics |= {
+            **rollout_metrics(rollout.groups),
+            **oldest_weights(rollout.groups),
+            **self._ages.metrics(rollout.groups, number, histogram=self._config.may_be_stale),
+            **self._ledger.metrics(),
+            **self._source.metrics(),
+            **report.metrics,
+            "time/generate": seconds,
+            "rollout/tokens": float(tokens),
+            "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
+        }
+        if self._config.rollout.async_mode:
+            rollout.metrics["time/engines_idle"] = idle
+        rollout.examples = examples_of(rollout.groups, number)
+        rollout.failures = common_reasons(sample for group in rollout.generated for sample in group.samples)
+        rollout.tracebacks = report.tracebacks
+        if self._config.run.deterministic:
+            rollout.metrics |= self._metrics.get(number, {})
+            self._metrics[number] = {name: v for name, v in rollout.metrics.items() if not depends_on_time(name)}
+        for reason in rollout.failures:
+            logger.warning("rollout %d: %s", number, reason)
+        rollout.findings = self._build.passive.rollout_done()
+        await self._finish(rollout)
+        return rollout
+
+    async def _finish(self, rollout: Rollout) -> None:
+        """Apply the run's own functions, make the training batch and write the samples to files."""
+        groups, metrics = rollout.groups, rollout.metrics
+        if self._sample_filter is not None:
+            self._sample_filter.mark_removed(groups)
+        if removed := sum(sample.remove_sample for group in groups for sample in group.samples):
+            metrics["rollout/removed"] = float(removed)
+        rewards = None if self._reward_post_process is None else self._reward_post_process.rewards(groups)
+        started = time.monotonic()
+        batch = TrainBatch.from_groups(
+            groups,
+            rollout=rollout.number,
+            num_steps=self._config.batch.steps,
+            routed_experts=self._config.rollout.use_rollout_routing_replay,
+        )
+        if rewards is not None:
+            metrics["rollout/raw_reward"], values = rewards
+            batch = replace(batch, rewards=np.asarray(values, dtype=np.float32))
+        rollout.batch = batch
+        if self._logs_tokens:
+            self._to_log[rollout.number] = groups
+        await asyncio.to_thread(write_rollout, self._run_dir, rollout.number, groups, rollout.dropped)
+        metrics["time/batch"] = time.monotonic() - started
 
     async def write_token_columns(self, number: int, logged: LoggedTokens | None) -> str | None:
-        """See `RolloutManager.write_token_columns`."""
-        return await self.manager.write_token_columns(number, logged)
+        """Write the per-token columns of a rollout that was trained on, off the event loop.
+
+        Args:
+            number: The rollout's number.
+            logged: What the trainer computed.
+
+        Returns:
+            None, or what went wrong: the run must not end because of it.
+        """
+        groups = self._to_log.pop(number, None)
+        if logged is None or groups is None:
+            return None
+        run = self._config.run
+        most = None if run.log_token_columns == "all" else int(run.log_token_columns_mib * 2**20)
+        try:
+            await asyncio.to_thread(
+                write_token_columns, self._run_dir, number, groups, logged, self._pieces, most_bytes=most
+            )
+        except DiskFullError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - the disk, or a tokenizer from a model folder
+            return report(token_file(self._run_dir, number).name, error)
+        return None
+
+    async def progress(self) -> tuple[int, int]:
+        """Finished and expected samples of the oldest rollout or evaluation in progress; (0, 0) if there is none.
+
+        Rollouts that are generated ahead do not count, so that the numbers do not jump.
+        """
+        return next(((batch.done, batch.total) for batch in self._build.open_batches), (0, 0))
 
     async def evaluate(self, number: int) -> EvalReport:
         """Score the held-out sets under the engines' current weights, after `number` rollouts."""
         if not self._one_at_a_time:
-            return await self.manager.evaluate(number)
+            return await self._evaluate(number)
         # SGLang samples by another algorithm, so other tokens from the same seeds, while any request of its batch has a
         # limit such as top_k, which temperature 0 sets.
         async with self._turns:
-            return await self.manager.evaluate(number)
+            return await self._evaluate(number)
+
+    async def _evaluate(self, number: int) -> EvalReport:
+        with self._idle.activity():
+            return await self._evaluation.evaluate(number)
+
+    async def weights_added(self, trained_at: Mapping[int, int]) -> None:
+        """Learn of weight versions: how many rollouts each had been trained on. Before their samples are looked at."""
+        self._ages.add(trained_at)
+
+    def trained(self, done: int) -> None:
+        """Release the groups of rollouts 0 to `done` - 1, which have been trained on."""
+        self._ledger.trained(done)
+        self._metrics = {number: metrics for number, metrics in self._metrics.items() if number >= done}
+
+    def state(self, done: int) -> dict[str, Any]:
+        """The state needed to continue after `done` rollouts, JSON-ready: see `PromptLedger.state`."""
+        filters = {slot: None if chosen is None else chosen.state() for slot, chosen in self._filters.items()}
+        ready = [[number, metrics] for number, metrics in self._metrics.items() if number >= done]
+        return {**self._ledger.state(done), "filters": filters, "metrics": ready}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`; the next rollout may have any number."""
+        self._ledger.load(state)
+        self._metrics = dict(state.get("metrics", ()))
+        for slot, chosen in self._filters.items():
+            if chosen is not None:
+                chosen.load(state["filters"][slot])
 
     async def save(self, folder: Path, done: int) -> None:
         """Write the rollout part of a checkpoint after `done` rollouts."""
         # The state is a snapshot, and generation goes on while it is written.
-        await asyncio.to_thread(write_rollout_part, folder, self.manager.state(done))
+        await asyncio.to_thread(write_rollout_part, folder, self.state(done))
 
     async def load(self, folder: Path) -> None:
         """Continue from the rollout part of a checkpoint.
@@ -228,15 +362,9 @@ class RolloutProcess:
         """
         state = await asyncio.to_thread(read_rollout_part, folder)
         try:
-            self.manager.load_state(state)
+            self.load_state(state)
         except SlimeError:
             raise
         # A checkpoint may come from somewhere else and contain anything.
         except Exception as error:
             raise CheckpointError(f"{folder} does not hold the state of a run: {one_line(error)}") from error
-
-    async def close(self) -> None:
-        """End the components' worker processes and close the client's connections."""
-        await self.manager.close()
-        if self._policy is not None:
-            await self._policy.close()

@@ -162,7 +162,7 @@ class Run:
             self._rollout.start([{"num_cpus": 0}])
             evaluates_only = "trainer" not in self._roles
             self._rollout.build(
-                "slime.run.rollout_process:build_rollout_process",
+                "slime.run.build_rollout:build_rollout_process",
                 [(config, self._run_dir, fingerprint, self._engines.url, self._engines.keys, evaluates_only)],
             )
         if ranks:

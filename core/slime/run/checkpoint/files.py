@@ -244,7 +244,7 @@ def _wrong_size(root: Path, name: str, record: FileRecord) -> str | None:
 
 
 def write_rollout_part(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the state that `slime.rollout.manager.RolloutManager.state` returns.
+    """Write the state that `slime.run.rollout_process.RolloutProcess.state` returns.
 
     The standard library's JSON reads back exactly what it wrote: floats to the last bit, NaN and lone surrogates.
 

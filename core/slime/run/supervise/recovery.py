@@ -136,7 +136,7 @@ class Recovery:
                     self._lose(name, EngineError(error))
         if self._asked is None:
             self._asked = self._rollout.begin(
-                RolloutProcess.garbling, doing="asking how the engines answer", timeout_s=30.0
+                RolloutProcess.engines_answering_garbage, doing="asking how the engines answer", timeout_s=30.0
             )
 
     def restart(self, owner: str, why: Callable[[], str]) -> None:

@@ -8,15 +8,14 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING
 
-from slime.errors import EngineError, GarbledAnswerError, NoEngineError, SlimeError
-from slime.plugin import Generation, SamplingParams
+from slime.errors import EngineError, GarbledAnswerError, NoEngineError
+from slime.plugin import Generation
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.engine.client import HttpPolicyClient
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +39,8 @@ def repeat_limit_s(config: RunConfig) -> float:
     return config.cluster.startup_timeout_s + config.cluster.step_timeout_s + config.sync.weight_sync_timeout_s
 
 
-class RepeatingPolicy:
-    """Implements `AbortablePolicy` over a client, whose failed requests it repeats, with the same sampling seed.
+class Repeats:
+    """When a failed request is sent again, with the same sampling seed.
 
     A request that no engine takes waits until one does. One that an engine took and failed, by ending or with an
     answer that is not a response, is sent until it has failed `MOST_FAILURES` times; failures within `OUTAGE_S` count
@@ -49,16 +48,14 @@ class RepeatingPolicy:
     is known to be at fault do not count. What an engine refuses, or does not answer in time, is not repeated.
     """
 
-    def __init__(self, policy: HttpPolicyClient, *, limit_s: float, trained: bool = True) -> None:
+    def __init__(self, *, limit_s: float, trained: bool = True) -> None:
         """
         Args:
-            policy: Where requests are sent.
             limit_s: Seconds after its first failure in which a request is sent again.
             trained: Whether the engines' weights come from a trainer. An answer of those of the model folder does not
                 count then: the connection to an engine may have been tried again when it had just been restarted.
         """
         self._trained = trained
-        self._policy = policy
         self._limit_s = limit_s
         #: name that the caller knows -> name at the engines, of requests in progress. Each attempt has its own: after
         #: the end of the router, the engines still work on the one before.
@@ -70,7 +67,7 @@ class RepeatingPolicy:
         #: those that are about to be restarted for it
         self._at_fault: set[str] = set()
 
-    def garbling(self) -> list[str]:
+    def engines_answering_garbage(self) -> list[str]:
         """URLs of the engines that have garbled `MOST_GARBLED` answers, which are counted anew from now on."""
         found = [url for url, count in self._garbled.items() if count >= MOST_GARBLED]
         for url in found:
@@ -84,26 +81,26 @@ class RepeatingPolicy:
         repeated, self._repeated = self._repeated, 0
         return repeated
 
-    async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str
-    ) -> Generation:
-        """One response; `rid` names the request for `abort`."""
+    async def answer(self, ask: Callable[[str, bool], Awaitable[Generation]], rid: str) -> Generation:
+        """The answer to a request, however often it is sent.
+
+        Args:
+            ask: Sends it under a name; if the flag is set to an engine directly, so that an error names that.
+            rid: Its name for `abort`.
+        """
         self._names[rid] = rid
         try:
-            return await self._generate(tokens, sampling, session, rid)
+            return await self._repeat(ask, rid)
         finally:
             del self._names[rid]
             self._aborted.discard(rid)
 
-    async def _generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, session: str | None, rid: str
-    ) -> Generation:
+    async def _repeat(self, ask: Callable[[str, bool], Awaitable[Generation]], rid: str) -> Generation:
         failures, wait_s, failed_at, direct = 0, _FIRST_WAIT_S, 0.0, False
         counted_at = -math.inf
         while True:
             try:
-                name = self._names[rid]
-                answer = await self._policy.generate(tokens, sampling, session=session, rid=name, direct=direct)
+                answer = await ask(self._names[rid], direct)
                 if not self._trained or _OF_MODEL_FOLDER not in answer.weight_versions:
                     return answer
                 raise NoEngineError("the engine that answered has not got its weights yet")
@@ -132,11 +129,7 @@ class RepeatingPolicy:
             self._repeated += self._names[rid] == rid
             self._names[rid] = uuid.uuid4().hex
 
-    async def abort(self, rids: Collection[str]) -> None:
-        """Abort these requests: see `AbortablePolicy`. Those of an engine that has just ended have ended with it."""
-        known = [rid for rid in rids if rid in self._names]
-        self._aborted.update(known)
-        try:
-            await self._policy.abort([self._names.get(rid, rid) for rid in rids])
-        except SlimeError as error:
-            logger.info("an engine did not take an abort, and is restarted if it has ended: %s", error)
+    def abort(self, rids: Collection[str]) -> list[str]:
+        """Send these requests no more; what engines know them by."""
+        self._aborted.update(rid for rid in rids if rid in self._names)
+        return [self._names.get(rid, rid) for rid in rids]

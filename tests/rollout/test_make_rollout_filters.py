@@ -1,4 +1,4 @@
-"""The rollout manager with filters and custom functions from the configuration, saved and resumed."""
+"""The rollout process with filters and custom functions from the configuration, saved and resumed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from slime.config.run_config import RunConfig
 from slime.errors import PluginError
 from slime.plugin import Generation, SamplingParams
 from slime.registry.plugin_set import load_plugins
-from slime.rollout.manager import RolloutManager
 from slime.rollout.record import Rollout
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
+from slime.run.rollout_process import RolloutProcess
 
 FUNCTIONS = """
 def sample_filter(args, groups):
@@ -70,17 +70,17 @@ async def rollouts(
     policy = policy or ScriptedPolicy(tokenizer)
     placed = place_functions(config)
     plugins = load_plugins(config.plugins, placed.components)
-    manager = RolloutManager(placed.config, plugins, policy, run_dir, tokenizer)
-    await manager.start()
+    process = RolloutProcess(placed.config, plugins, policy, run_dir, tokenizer)
+    await process.start()
     try:
         if load is not None:
-            manager.load_state(read_rollout_part(load))
-        done = [await manager.generate(number) for number in numbers]
+            process.load_state(read_rollout_part(load))
+        done = [await process.make_rollout(number) for number in numbers]
         if save is not None:
-            write_rollout_part(save, manager.state(numbers.stop))
+            write_rollout_part(save, process.state(numbers.stop))
         return done
     finally:
-        await manager.close()
+        await process.close()
 
 
 def test_groups_without_variance_are_dropped_and_replaced(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The rollout manager: batches, positions and evaluation, with slime's own plugins and a scripted policy."""
+"""Rollouts: batches, positions and evaluation, with slime's own plugins and a scripted policy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from slime.plugin import Context, Generation, NoOptions, Reward, RewardSpec, Sam
 from slime.registry.component import Component
 from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.rollout.evaluation import EvalReport
-from slime.rollout.manager import RolloutManager
 from slime.rollout.policy_session import sampling_seed
 from slime.rollout.record import Rollout
+from slime.run.rollout_process import RolloutProcess
 
 #: a run whose reward may fail every sample
 FAULTY = {"reward": RewardOptions(reward="faulty"), "component_options": {"reward": {"error_budget": 1}}}
@@ -72,9 +72,9 @@ def config(prompt_file: Path) -> RunConfig:
     )
 
 
-def manager(config: RunConfig, tokenizer: Any, run_dir: Path, policy: Any = None, **more: Any) -> RolloutManager:
+def process_of(config: RunConfig, tokenizer: Any, run_dir: Path, policy: Any = None, **more: Any) -> RolloutProcess:
     plugins = with_faulty_reward(load_plugins(config.plugins))
-    return RolloutManager(
+    return RolloutProcess(
         config, plugins, ScriptedPolicy(tokenizer) if policy is None else policy, run_dir, tokenizer, **more
     )
 
@@ -85,7 +85,7 @@ def prompts(rollout: Rollout) -> list[Any]:
 
 def test_a_rollout_is_one_batch_in_data_order(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     policy = ScriptedPolicy(tokenizer, {"0+1=": 0.05, "1+1=": 0.02})
-    rollout = asyncio.run(manager(config, tokenizer, tmp_path, policy).generate(0))
+    rollout = asyncio.run(process_of(config, tokenizer, tmp_path, policy).make_rollout(0))
     assert prompts(rollout) == ["0+1=", "1+1=", "2+1="]
     assert [len(group.samples) for group in rollout.groups] == [4, 4, 4]
     assert [s.index for g in rollout.groups for s in g.samples] == list(range(12))
@@ -99,7 +99,7 @@ def test_a_rollout_is_one_batch_in_data_order(config: RunConfig, tokenizer: Any,
 
 
 def test_a_rollout_has_metrics(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
-    rollout = asyncio.run(manager(config, tokenizer, tmp_path).generate(0))
+    rollout = asyncio.run(process_of(config, tokenizer, tmp_path).make_rollout(0))
     rewards = [s.reward_value for g in rollout.groups for s in g.samples]
     metrics = rollout.metrics
     assert metrics["rollout/reward_mean"] == pytest.approx(sum(r or 0.0 for r in rewards) / 12)
@@ -113,8 +113,8 @@ def test_a_rollout_has_metrics(config: RunConfig, tokenizer: Any, tmp_path: Path
 
 def test_rollouts_generated_ahead_take_prompts_in_call_order(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     async def main() -> list[Rollout]:
-        ahead = manager(config, tokenizer, tmp_path, ScriptedPolicy(tokenizer, {"0+1=": 0.05}))
-        return list(await asyncio.gather(*(ahead.generate(number) for number in range(3))))
+        ahead = process_of(config, tokenizer, tmp_path, ScriptedPolicy(tokenizer, {"0+1=": 0.05}))
+        return list(await asyncio.gather(*(ahead.make_rollout(number) for number in range(3))))
 
     rollouts = asyncio.run(main())
     assert [prompts(rollout) for rollout in rollouts] == [
@@ -124,15 +124,15 @@ def test_rollouts_generated_ahead_take_prompts_in_call_order(config: RunConfig, 
 
 def test_resuming_skips_and_repeats_no_prompts(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     async def first() -> tuple[dict[str, Any], list[Rollout]]:
-        run = manager(config, tokenizer, tmp_path)
-        await run.generate(0)
-        ahead = [await run.generate(1), await run.generate(2)]
+        run = process_of(config, tokenizer, tmp_path)
+        await run.make_rollout(0)
+        ahead = [await run.make_rollout(1), await run.make_rollout(2)]
         return run.state(done=1), ahead  # the last two are not trained on
 
     async def resumed(state: dict[str, Any]) -> list[Rollout]:
-        run = manager(config, tokenizer, tmp_path)
+        run = process_of(config, tokenizer, tmp_path)
         run.load_state(json.loads(json.dumps(state)))
-        return [await run.generate(1), await run.generate(2)]
+        return [await run.make_rollout(1), await run.make_rollout(2)]
 
     state, ahead = asyncio.run(first())
     again = asyncio.run(resumed(state))
@@ -146,9 +146,9 @@ def test_a_batch_without_trainable_samples_ends_the_run_with_the_reasons(
     with pytest.raises(
         SlimeError,
         match=r"none of its 12 samples can be trained on: 12x reward \S+/faulty \(slime-rl \S+\):"
-        r" \S+test_manager\.py:\d+: ValueError:",
+        r" \S+test_make_rollout\.py:\d+: ValueError:",
     ):
-        asyncio.run(manager(faulty, tokenizer, tmp_path).generate(0))
+        asyncio.run(process_of(faulty, tokenizer, tmp_path).make_rollout(0))
 
 
 def test_lost_samples_stay_visible_in_their_groups(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_lost_samples_stay_visible_in_their_groups(config: RunConfig, tokenizer:
             return await super().generate(tokens, sampling, session=session, rid=rid)
 
     tolerant = config.model_copy(update={"component_options": {"generator": {"error_budget": 0.5}}})
-    rollout = asyncio.run(manager(tolerant, tokenizer, tmp_path, OneRefusal(tokenizer)).generate(0))
+    rollout = asyncio.run(process_of(tolerant, tokenizer, tmp_path, OneRefusal(tokenizer)).make_rollout(0))
     assert [[s.trainable for s in g.samples] for g in rollout.groups] == [[True] * 4, [False] * 4, [True] * 4]
     assert rollout.metrics["rollout/failed"] == 4
     [reason] = rollout.failures
@@ -178,9 +178,9 @@ def test_dead_engines_end_generation_and_evaluation(config: RunConfig, tokenizer
             raise EngineError("no connection in 4 attempts")
 
     async def main() -> None:
-        run = manager(config, tokenizer, tmp_path, DeadPolicy(tokenizer))
+        run = process_of(config, tokenizer, tmp_path, DeadPolicy(tokenizer))
         with pytest.raises(EngineError, match="no connection"):
-            await run.generate(0)
+            await run.make_rollout(0)
         with pytest.raises(EngineError, match="no connection"):
             await run.evaluate(0)
 
@@ -194,25 +194,25 @@ def test_progress_is_that_of_the_oldest_rollout(config: RunConfig, tokenizer: An
         """Checks the progress before every answer."""
 
         async def generate(self, *args: Any, **options: Any) -> Generation:
-            seen.append(run.progress())
+            seen.append(await run.progress())
             return await super().generate(*args, **options)
 
-    run = manager(config, tokenizer, tmp_path, Looking(tokenizer))
+    run = process_of(config, tokenizer, tmp_path, Looking(tokenizer))
 
     async def two() -> None:
-        await asyncio.gather(run.generate(0), run.generate(1))
+        await asyncio.gather(run.make_rollout(0), run.make_rollout(1))
 
     asyncio.run(two())
     assert len(seen) == 24
     assert {total for _, total in seen} == {12}
-    assert run.progress() == (0, 0)
+    assert asyncio.run(run.progress()) == (0, 0)
 
 
 def test_evaluation_samples_every_prompt_greedily_and_writes_every_sample(
     config: RunConfig, tokenizer: Any, tmp_path: Path
 ) -> None:
     policy = ScriptedPolicy(tokenizer)
-    report = asyncio.run(manager(config, tokenizer, tmp_path, policy).evaluate(7))
+    report = asyncio.run(process_of(config, tokenizer, tmp_path, policy).evaluate(7))
     assert report.rollout == 7
     assert report.metrics == {
         "eval/sums": 1.0,
@@ -239,11 +239,11 @@ def test_evaluation_samples_every_prompt_greedily_and_writes_every_sample(
 
 def test_evaluation_does_not_use_training_prompts(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     async def main() -> tuple[Rollout, Rollout]:
-        run = manager(config, tokenizer, tmp_path)
-        before = await run.generate(0)
+        run = process_of(config, tokenizer, tmp_path)
+        before = await run.make_rollout(0)
         await run.evaluate(0)
         await run.evaluate(1)
-        return before, await run.generate(1)
+        return before, await run.make_rollout(1)
 
     _, after = asyncio.run(main())
     assert prompts(after) == ["3+1=", "4+1=", "5+1="]
@@ -252,7 +252,7 @@ def test_evaluation_does_not_use_training_prompts(config: RunConfig, tokenizer: 
 def test_an_evaluation_without_scores_fails_with_the_reason(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     faulty = config.model_copy(update=FAULTY)
     with pytest.raises(SlimeError, match="evaluation set sums: none of its 24 samples has a reward: 24x reward"):
-        asyncio.run(manager(faulty, tokenizer, tmp_path).evaluate(0))
+        asyncio.run(process_of(faulty, tokenizer, tmp_path).evaluate(0))
 
 
 def test_evaluation_failures_are_counted_separately_by_component(
@@ -261,8 +261,8 @@ def test_evaluation_failures_are_counted_separately_by_component(
     half = config.model_copy(update=FAULTY | {"reward": RewardOptions(reward="half_faulty")})
 
     async def main() -> tuple[EvalReport, Rollout]:
-        run = manager(half, tokenizer, tmp_path)
-        return await run.evaluate(0), await run.generate(0)
+        run = process_of(half, tokenizer, tmp_path)
+        return await run.evaluate(0), await run.make_rollout(0)
 
     report, rollout = asyncio.run(main())
     assert report.metrics["eval/sums/failed"] == report.metrics["eval/plugin/reward/rewards/half_faulty/failed"] == 12
@@ -276,7 +276,7 @@ def test_supervised_samples_need_neither_engine_nor_reward(config: RunConfig, to
         update={"algorithm": AlgorithmOptions(loss_type="sft_loss"), "reward": RewardOptions(reward=None)}
     )
     plugins = load_plugins(supervised.plugins)
-    rollout = asyncio.run(RolloutManager(supervised, plugins, None, tmp_path, tokenizer).generate(0))
+    rollout = asyncio.run(RolloutProcess(supervised, plugins, None, tmp_path, tokenizer).make_rollout(0))
     samples = [s for g in rollout.groups for s in g.samples]
     assert all(s.trainable and s.reward is None and s.response == s.label for s in samples)
     assert "rollout/reward_mean" not in rollout.metrics
