@@ -103,7 +103,7 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "ledger": Area(
-        ("core/slime/rollout/prompts.py", "core/slime/rollout/collect.py", "core/slime/rollout/open_batch.py"),
+        ("core/slime/rollout/prompts.py", "core/slime/rollout/collect.py", "core/slime/rollout/batch_in_progress.py"),
         (
             (
                 "tests/rollout/test_ledger.py",

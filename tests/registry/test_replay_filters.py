@@ -13,9 +13,8 @@ from tests.rollout.collecting import SAMPLES, CountingSource, Finisher, collecto
 from slime.plugin import Context, Group, Sample, Selection, Status
 from slime.registry.contracts import check_selection
 from slime.registry.plugin_set import survey_plugins
+from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.boundaries import CheckedSource, GroupFilter
-from slime.rollout.pipeline import GroupProgress
-from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import GroupState, PromptLedger
 
 CONTEXT = Context(seed=0, run_dir=Path(), logger=logging.getLogger("test"))
@@ -77,7 +76,7 @@ def test_replay_keeps_half_of_every_batch_new_and_limits_reuse(max_reuse: int) -
     ledger = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=max_reuse)
 
     class OfOneReward(Finisher):
-        async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group:
+        async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group:
             finished = await super().finish_group(progress, context)
             finished.samples[0].reward = 0.5
             return finished

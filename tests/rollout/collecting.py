@@ -10,10 +10,10 @@ from tests.support.scoring import health
 
 from slime.observe.timing import BusyClock, EngineClock
 from slime.plugin import SamplingParams, Selection
+from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.boundaries import CheckedSource, OldestFirst
 from slime.rollout.collect import Collector
-from slime.rollout.pipeline import GroupProgress, Pipeline, SampleGenerator
-from slime.rollout.policy_session import BatchContext
+from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.prompts import PromptLedger
 from slime.types import Group, Sample, Status
 
@@ -79,7 +79,7 @@ class Finisher(Pipeline):
         #: the groups of each draw from the ledger
         self.draws: list[list[int]] = []
 
-    async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group:
+    async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group:
         group = progress.group
         await asyncio.sleep(self.delay_s(group.index))
         for sample in group.samples:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from slime.errors import EngineError
 from slime.plugin import Generation, SamplingParams
-from slime.rollout.policy_session import sampling_seed
+from slime.rollout.batch_in_progress import sampling_seed
 
 VOCABULARY = 40
 #: the token that ends a response

@@ -13,10 +13,9 @@ from tests.rollout.collecting import Finisher, Rule, collector, drop_where, indi
 
 from slime.errors import PluginContractError, PluginError, SlimeError
 from slime.plugin import Selection
+from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.boundaries import GroupFilter
 from slime.rollout.failures import PassiveChecks
-from slime.rollout.pipeline import GroupProgress
-from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import GroupState
 from slime.types import Group
 
@@ -164,7 +163,7 @@ def test_prompts_in_flight_are_not_drawn_twice() -> None:
 
 def test_a_failing_batch_does_not_block_the_next_one() -> None:
     class Failing(Finisher):
-        async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group:
+        async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group:
             raise RuntimeError("engines gone")
 
     collect, _ = collector(Failing())

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from tests.rollout.collecting import SAMPLES, CountingSource, Finisher, Rule, collector, indices
 
 from slime.plugin import Selection
+from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.boundaries import CheckedSource
-from slime.rollout.pipeline import GroupProgress
-from slime.rollout.policy_session import BatchContext
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import Rollout
 from slime.types import Group, Status
@@ -28,7 +27,7 @@ ROLLOUTS = 8
 class StrictFinisher(Finisher):
     """Accepts only groups as the source makes them, and takes a random while."""
 
-    async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group:
+    async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group:
         group = progress.group
         assert [sample.index for sample in group.samples] == [SAMPLES * group.index + i for i in range(SAMPLES)]
         for sample in group.samples:

@@ -35,7 +35,7 @@ from slime.plugin import (
 )
 from slime.registry.component import Component
 from slime.registry.plugin_set import PluginSet, load_plugins
-from slime.rollout.policy_session import sampling_seed
+from slime.rollout.batch_in_progress import sampling_seed
 from slime.rollout.record import Rollout
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 from slime.run.rollout_process import RolloutProcess

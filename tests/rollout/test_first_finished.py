@@ -14,11 +14,11 @@ from tests.support.scoring import health, scorer
 from slime.errors import EngineError, SlimeError
 from slime.kit.chat import Answers
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
-from slime.rollout import open_batch
+from slime.rollout import batch_in_progress
+from slime.rollout.batch_in_progress import sampling_seed
 from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.policy_session import sampling_seed
 from slime.rollout.prompts import GroupState, PromptLedger
 from slime.rollout.record import Rollout
 from slime.types import Sample, Status
@@ -261,7 +261,7 @@ def test_a_full_buffer_starts_no_prompts() -> None:
 
 
 def test_a_request_that_continues_after_an_abort_is_cancelled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_batch, "_SCORING_GRACE_S", 3600.0)  # which is only for groups that are scored
+    monkeypatch.setattr(batch_in_progress, "_SCORING_GRACE_S", 3600.0)  # which is only for groups that are scored
 
     class Deaf(StubEngines):
         """Answers group 1 immediately and the others never."""
@@ -287,8 +287,8 @@ def test_a_request_that_continues_after_an_abort_is_cancelled_at_once(monkeypatc
 def test_a_generator_that_never_ends_keeps_nobody_waiting_and_its_prompts_start_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(open_batch, "STOP_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(open_batch, "_SCORING_GRACE_S", 0.0)
+    monkeypatch.setattr(batch_in_progress, "STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(batch_in_progress, "_SCORING_GRACE_S", 0.0)
 
     class Deaf(StubEngines):
         """Answers group 1, and never says that it has aborted the others."""

@@ -8,7 +8,7 @@ from collections import Counter
 from benchmarks.fleet.load import GROUP_SIZE, PROMPT_TOKENS, Cost, Load, run_load
 from benchmarks.fleet.stub_engines import Fleet, lengths
 
-from slime.rollout.policy_session import sampling_seed
+from slime.rollout.batch_in_progress import sampling_seed
 
 SEED = 42
 ENGINES = 4

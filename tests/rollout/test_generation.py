@@ -20,9 +20,9 @@ from slime.errors import DeadlineError, EngineError
 from slime.observe.timing import EngineClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.registry.contracts import Snapshot, check_generated
+from slime.rollout.batch_in_progress import BatchInProgress, sampling_seed
 from slime.rollout.failures import PassiveChecks
 from slime.rollout.pipeline import SampleGenerator
-from slime.rollout.policy_session import BatchContext, sampling_seed
 from slime.types import Sample, Status
 
 SAMPLING = SamplingParams(max_new_tokens=8)
@@ -92,7 +92,7 @@ def run(generator: object, policy: Any = None, timeout_s: float = 5.0) -> list[S
             concurrency=4,
         )
         return await boundary.generate(
-            pending(), BatchContext(EchoPolicy() if policy is None else policy, SAMPLING, 42)
+            pending(), BatchInProgress(EchoPolicy() if policy is None else policy, SAMPLING, 42)
         )
 
     return asyncio.run(main())
@@ -134,7 +134,7 @@ def test_training_on_other_tokens_is_reported_once(change: dict[str, object], wr
             passive=passive,
         )
         for index in range(3):
-            [sample] = await boundary.generate(pending(index), BatchContext(EchoPolicy(), SAMPLING, 42))
+            [sample] = await boundary.generate(pending(index), BatchInProgress(EchoPolicy(), SAMPLING, 42))
             assert sample.status is Status.COMPLETED
         return passive.rollout_done()
 
@@ -331,7 +331,7 @@ def test_cancellation_from_outside_propagates() -> None:
     async def main() -> None:
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=60, concurrency=1)
         policy = HangingPolicy()
-        task = asyncio.create_task(boundary.generate(pending(), BatchContext(policy, SAMPLING, 42)))
+        task = asyncio.create_task(boundary.generate(pending(), BatchInProgress(policy, SAMPLING, 42)))
         await policy.asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -363,7 +363,7 @@ class Wrapping(OneTurn):
 def test_a_request_that_the_engines_do_not_answer_is_no_fault_of_the_generator(generator: OneTurn) -> None:
     async def main() -> tuple[list[Sample], dict[str, float]]:
         boundary = SampleGenerator(generator, health("generator g", "generator"), timeout_s=5, concurrency=1)
-        samples = await boundary.generate(pending(), BatchContext(LatePolicy(), SAMPLING, 42))
+        samples = await boundary.generate(pending(), BatchInProgress(LatePolicy(), SAMPLING, 42))
         return samples, boundary.metrics()
 
     [sample], metrics = asyncio.run(main())
@@ -384,7 +384,7 @@ def test_a_generator_that_cancels_itself_fails_its_sample() -> None:
 def test_a_generator_without_engines_cannot_call_one() -> None:
     async def main() -> list[Sample]:
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=1, concurrency=1)
-        return await boundary.generate(pending(), BatchContext(None, SAMPLING, 42))
+        return await boundary.generate(pending(), BatchInProgress(None, SAMPLING, 42))
 
     [sample] = asyncio.run(main())
     assert "needs_engine=False" in (sample.failure or "")
@@ -417,7 +417,7 @@ def test_overlapping_requests_count_once_in_the_engines_seconds() -> None:
             return await super().generate(tokens, sampling, session=session, rid=rid)
 
     async def main() -> float:
-        context = BatchContext(AllAtOnce(), SAMPLING, 42, engine_clock=EngineClock(lambda: now))
+        context = BatchInProgress(AllAtOnce(), SAMPLING, 42, engine_clock=EngineClock(lambda: now))
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=5, concurrency=8)
         await asyncio.gather(*(boundary.generate(pending(i), context) for i in range(8)))
         return context.engine_clock.seconds

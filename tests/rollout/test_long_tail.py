@@ -16,10 +16,10 @@ from tests.rollout.test_first_finished import Resuming
 from tests.support.scoring import health
 
 from slime.plugin import Generation, SamplingParams
+from slime.rollout.batch_in_progress import sampling_seed
 from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.policy_session import sampling_seed
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges
 

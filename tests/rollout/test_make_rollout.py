@@ -19,8 +19,8 @@ from slime.errors import EngineError, SlimeError
 from slime.plugin import Context, Generation, NoOptions, Reward, RewardSpec, Sample, SamplingParams
 from slime.registry.component import Component
 from slime.registry.plugin_set import PluginSet, load_plugins
+from slime.rollout.batch_in_progress import sampling_seed
 from slime.rollout.evaluation import EvalReport
-from slime.rollout.policy_session import sampling_seed
 from slime.rollout.record import Rollout
 from slime.run.rollout_process import RolloutProcess
 

@@ -16,8 +16,8 @@ from tests.support.scoring import health, scorer
 
 from slime.errors import EngineError
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
+from slime.rollout.batch_in_progress import BatchInProgress
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.policy_session import BatchContext
 from slime.types import Group, Sample, Status
 
 SAMPLING = SamplingParams(max_new_tokens=8)
@@ -77,8 +77,8 @@ def finish(
     *,
     scope: str = "sample",
     concurrency: int = 64,
-) -> tuple[list[Group], BatchContext]:
-    async def main() -> tuple[list[Group], BatchContext]:
+) -> tuple[list[Group], BatchInProgress]:
+    async def main() -> tuple[list[Group], BatchInProgress]:
         spec = RewardSpec(name="r", factory="nowhere:R", scope=scope)  # type: ignore[arg-type]  # parametrised
         pipeline = Pipeline(
             SampleGenerator(SingleTurn(), health("generator g", "generator"), timeout_s=10, concurrency=concurrency),

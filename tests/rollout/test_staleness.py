@@ -14,10 +14,10 @@ from tests.support.scoring import health
 
 from slime.errors import PluginContractError, SlimeError
 from slime.plugin import SamplingParams, Selection
+from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
-from slime.rollout.pipeline import GroupProgress, Pipeline, SampleGenerator
-from slime.rollout.policy_session import BatchContext
+from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.prompts import GroupState, PromptLedger
 from slime.rollout.record import MAX_VERSIONS, STALE, WeightAges
 from slime.types import Group, Sample, Status
@@ -100,7 +100,7 @@ class Versioned(Finisher):
 
     version = 1
 
-    async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group:
+    async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group:
         for sample in progress.group.samples:
             assert (sample.tokens, sample.metadata) == ([sample.group_index], {})  # as the source gave it
             sample.weight_versions = [str(self.version)]

@@ -15,9 +15,9 @@ from tests.support.scoring import health
 
 from slime.kit.processes.pulse import ThreadClock
 from slime.plugin import Group, PolicyClient, SamplingParams, Selection
+from slime.rollout.batch_in_progress import BatchInProgress
 from slime.rollout.boundaries import GroupFilter
 from slime.rollout.pipeline import SampleGenerator
-from slime.rollout.policy_session import BatchContext
 from slime.rollout.stall import StallWatch
 from slime.types import Sample, Status
 
@@ -56,7 +56,7 @@ def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
         watch = StallWatch({"generator spinning": generator}, stall_s=0.3, tell=generator.told.append)
         watch.start()
         try:
-            return await boundary.generate(Sample(prompt="a", tokens=[1], index=0), BatchContext(None, SAMPLING, 42))
+            return await boundary.generate(Sample(prompt="a", tokens=[1], index=0), BatchInProgress(None, SAMPLING, 42))
         finally:
             watch.close()
 

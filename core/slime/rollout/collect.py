@@ -1,4 +1,30 @@
-"""Collects one batch: prompts are taken, generated, scored and filtered until the batch is full."""
+"""Collects one batch: prompts are taken, generated, scored and filtered until the batch is full.
+
+Who waits for whom, all but the driver in the event loop of the rollout process:
+
+| loop | produces | waits for | unblocked by |
+| --- | --- | --- | --- |
+| the driver's loop | batches trained on, weights | the oldest rollout | `collect` returns |
+| `Collector._fill` | one batch | a group, or all of a round | a group's task ends |
+| | | its turn to select | the batch before is complete |
+| `Pipeline.finish_group` | a finished group | its samples and rewards | generators and rewards return |
+| `SampleGenerator.generate` | finished samples | a slot for a sample | another sample ends |
+| | | its generator | the engines' answers, tools |
+| `HttpPolicyClient.generate` | one response | a slot for a request | another request ends |
+| | | the answer | the engine, an abort, the time limit |
+
+Who calls the transitions of the ledger (`PromptLedger` has the picture):
+
+| transition | called by | when |
+| --- | --- | --- |
+| `take`: to in flight | `_begin` | a batch starts, or lacks groups |
+| `finish`: to buffered | `_buffer` | groups are generated and scored |
+| `drop`: from buffered | `_drop` and `_candidates` | a filter says so; stale, and trained on before |
+| `regenerate`: to waiting | `_begin` and `_candidates` | stale for this batch, which only the loop knows |
+| `give_back`: to waiting | `_abort_surplus` | the batch is full |
+| `choose`: to in a batch | `_select` | it is the batch's turn, and the batch is full |
+| `trained`: out, or to buffered | `RolloutProcess.trained` | the driver's next `generate` says how far training is |
+"""
 
 from __future__ import annotations
 
@@ -10,9 +36,9 @@ from typing import Protocol
 
 from slime.errors import SlimeError
 from slime.plugin import SamplingParams, Selection
+from slime.rollout.batch_in_progress import BatchInProgress
 from slime.rollout.boundaries import OldestFirst
 from slime.rollout.failures import common_reasons
-from slime.rollout.open_batch import OpenBatch
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.prompts import GroupState, PromptLedger
 from slime.rollout.record import STALE, Rollout, WeightAges
@@ -87,8 +113,7 @@ class Collector:
         self._turns.append(mine)
         rollout = Rollout(number)
         try:
-            with self.pipeline.batch(self.sampling) as context:
-                batch = OpenBatch(self.pipeline, context)
+            with self.pipeline.batch(self.sampling) as batch:
                 try:
                     await self._fill(rollout, batch)
                 finally:
@@ -97,14 +122,14 @@ class Collector:
             mine.set_result(None)
             self._turns.remove(mine)
         rollout.metrics |= {
-            "time/engine": context.engine_clock.seconds,
-            "time/reward": context.reward_clock.seconds,
+            "time/engine": batch.engine_clock.seconds,
+            "time/reward": batch.reward_clock.seconds,
             **self._metrics(rollout),
         }
         self.ledger.check()
         return rollout
 
-    async def _fill(self, rollout: Rollout, batch: OpenBatch) -> None:
+    async def _fill(self, rollout: Rollout, batch: BatchInProgress) -> None:
         turn = self._turns[-2] if len(self._turns) > 1 else _done()
         if count := self._first_draw(rollout):
             self._begin(rollout, count, batch)
@@ -128,23 +153,17 @@ class Collector:
         """How many groups to start with."""
         if len(self._turns) == 1:  # earlier batches may still want groups that are too stale for this one
             self._candidates(rollout)
-        buffered = self.ledger.count(GroupState.BUFFERED)
-        if self.aborts_surplus:
-            return 0 if len(self._turns) == 1 and buffered >= self.batch_size else max(0, self.draw_size - buffered)
-        # What this batch lacks after earlier batches have taken theirs. At least all waiting groups, so that later
-        # groups do not overtake those that a checkpoint had in flight.
-        coming = buffered + self.ledger.count(GroupState.IN_FLIGHT)
-        missing = (len(self._turns) - 1) * self.batch_size + self.draw_size - coming
-        return max(0, missing, self.ledger.count(GroupState.WAITING))
+        before = len(self._turns) - 1
+        return self.ledger.startable(self.batch_size, self.draw_size, before, surplus=self.aborts_surplus)
 
-    def _begin(self, rollout: Rollout, count: int, batch: OpenBatch) -> None:
+    def _begin(self, rollout: Rollout, count: int, batch: BatchInProgress) -> None:
         groups = self.ledger.take(count)
         # Partial responses may be stale by now. What starts over is fresh, so this ends.
         while stale := [group for group in groups if self.ages.too_stale(group, rollout.number)]:
             self._regenerate(rollout, stale, GroupState.IN_FLIGHT)
             old = {group.index for group in stale}
             groups = [group for group in groups if group.index not in old] + self.ledger.take(len(stale))
-        batch.add(groups)
+        batch.add(groups, self.pipeline.finish_group)
         if self.aborts_surplus:
             # Dropped groups are replaced a few at a time, so `draw_size` prompts count as one round.
             rollout.rounds = -(-(len(rollout.generated) + batch.outstanding) // self.draw_size)
@@ -204,7 +223,7 @@ class Collector:
         rollout.dropped += [(group, STALE) for group in groups]
         rollout.stale += len(groups)
 
-    async def _abort_surplus(self, rollout: Rollout, batch: OpenBatch) -> None:
+    async def _abort_surplus(self, rollout: Rollout, batch: BatchInProgress) -> None:
         """Stop the groups that are still in progress; those that finish meanwhile are buffered, the others wait."""
         finished, unfinished = await batch.stop(keep=self.keep_aborted)
         self._buffer(rollout, finished)

@@ -17,11 +17,12 @@ from slime.engine.fair_slots import FairSlots
 from slime.engine.repeats import repeat_limit_s
 from slime.plugin import Context
 from slime.registry.function_path import is_reference
+from slime.rollout.batch_in_progress import BatchInProgress
 from slime.rollout.boundaries import BatchFunction, CheckedSource, GroupFilter
 from slime.rollout.evaluation import EvalSet, Evaluation, load_prompts
 from slime.rollout.failures import EVALUATION_SAMPLES, Health, PassiveChecks
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.policy_session import GRACE_S, BatchContext
+from slime.rollout.policy_session import GRACE_S
 from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class ComponentBuilder:
     #: checks training components more closely in the first rollouts
     passive: PassiveChecks
     #: the rollouts and evaluation sets in progress
-    open_batches: list[BatchContext] = field(default_factory=list)
+    batches: list[BatchInProgress] = field(default_factory=list)
     #: components that run in the rollout's event loop, by title
     in_loop: dict[str, object] = field(default_factory=dict)
     #: the generators and scorers built so far, to be started and closed
@@ -118,7 +119,7 @@ class ComponentBuilder:
 
     def _pipeline(self, generator: SampleGenerator, scorer: Scorer | None) -> Pipeline:
         seed = self.config.data.rollout_seed
-        return Pipeline(generator, scorer, self.policy, seed=seed, open_batches=self.open_batches)
+        return Pipeline(generator, scorer, self.policy, seed=seed, batches=self.batches)
 
     def _generator(self, resolved: Resolved) -> SampleGenerator:
         title = resolved.component.title

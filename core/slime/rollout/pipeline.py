@@ -19,8 +19,9 @@ from slime.errors import EngineError, PluginContractError
 from slime.errors.raised import report
 from slime.plugin import Generation, Generator, SamplingParams
 from slime.registry.contracts import Snapshot, check_cut_short, check_generated, check_tokens_generated
+from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.failures import Cause, Health, PassiveChecks, all_or_first_error, fault_of, mark
-from slime.rollout.policy_session import GRACE_S, BatchContext, PolicySession
+from slime.rollout.policy_session import GRACE_S, PolicySession
 from slime.rollout.rewards import Scorer
 from slime.types import Group, Sample, Status
 
@@ -99,7 +100,7 @@ class SampleGenerator:
                 "%s", f"{name} took longer than {CLOSING_S:g} s" if deadline.expired() else report(name, error)
             )
 
-    async def generate(self, sample: Sample, context: BatchContext) -> list[Sample]:
+    async def generate(self, sample: Sample, context: BatchInProgress) -> list[Sample]:
         """Finished samples for one pending sample; never empty.
 
         If the batch is already full, the sample itself: PENDING, with its tokens so far, to be continued later.
@@ -107,7 +108,7 @@ class SampleGenerator:
         async with self._slots.slot(evaluation=context.sampling.evaluation):
             return [sample] if context.stopping else await self._generate(sample, context)
 
-    async def _generate(self, sample: Sample, context: BatchContext) -> list[Sample]:
+    async def _generate(self, sample: Sample, context: BatchInProgress) -> list[Sample]:
         asked = Snapshot.of(sample)
         recorded = _answered_before(asked) if self._passive.due(self.component_name) else None
         session = PolicySession(context, self._timeout_s, recorded, self._grace_s)
@@ -163,32 +164,6 @@ def _to_be_continued(samples: list[Sample], asked: Snapshot) -> list[Sample]:
     return samples
 
 
-@dataclass(slots=True)
-class GroupProgress:
-    """A group that is being generated and scored, with one entry for each of its samples."""
-
-    group: Group
-    #: the generated samples; None: not generated yet. A sample whose generation was stopped is still pending.
-    produced: list[list[Sample] | None]
-    #: whether it has its reward, where samples are scored one by one
-    scored: list[bool]
-
-    @classmethod
-    def of(cls, group: Group) -> GroupProgress:
-        """The progress of a group that was not started yet."""
-        return cls(group, [None] * len(group.samples), [False] * len(group.samples))
-
-    @property
-    def generating(self) -> bool:
-        """Whether a generator is still working on it."""
-        return any(produced is None for produced in self.produced)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the generation of one of its samples was stopped."""
-        return any(produced is not None and produced[0].status is Status.PENDING for produced in self.produced)
-
-
 @dataclass(frozen=True)
 class ComponentReport:
     """What generators and rewards have to report of a rollout."""
@@ -212,7 +187,7 @@ class Pipeline:
     #: seed of the run, from which each sample's seed is derived
     seed: int
     #: the rollouts and evaluation sets in progress, oldest first; shared by all pipelines of a run
-    open_batches: list[BatchContext] = field(default_factory=list)
+    batches: list[BatchInProgress] = field(default_factory=list)
 
     def report(self) -> ComponentReport:
         """What its components report since the last call; called at the end of every rollout."""
@@ -221,22 +196,22 @@ class Pipeline:
         return ComponentReport(metrics, [text for part in parts for text in part.tracebacks()])
 
     @contextmanager
-    def batch(self, sampling: SamplingParams) -> Iterator[BatchContext]:
+    def batch(self, sampling: SamplingParams) -> Iterator[BatchInProgress]:
         """The context of one rollout or evaluation set, with the sampling parameters of its responses."""
-        context = BatchContext(self.policy, sampling, self.seed)
-        self.open_batches.append(context)
+        context = BatchInProgress(self.policy, sampling, self.seed)
+        self.batches.append(context)
         try:
             yield context
         finally:
-            self.open_batches.remove(context)
+            self.batches.remove(context)
 
-    async def finish(self, groups: Sequence[Group], context: BatchContext) -> list[Group]:
+    async def finish(self, groups: Sequence[Group], context: BatchInProgress) -> list[Group]:
         """Generate and score all `groups` concurrently. Raises `EngineError` when the engines are gone."""
         context.total += sum(len(group.samples) for group in groups)
         finished = await all_or_first_error(self.finish_group(GroupProgress.of(group), context) for group in groups)
         return [group for group in finished if group is not None]
 
-    async def finish_group(self, progress: GroupProgress, context: BatchContext) -> Group | None:
+    async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group | None:
         """Generate and score one group; None if its generation was stopped.
 
         If the group was taken before and stopped, its finished samples are left as they are.
@@ -251,7 +226,7 @@ class Pipeline:
             await self.scorer.score(samples, context.reward_clock)
         return Group(progress.group.index, samples)
 
-    async def _finish_sample(self, progress: GroupProgress, index: int, context: BatchContext) -> None:
+    async def _finish_sample(self, progress: GroupProgress, index: int, context: BatchInProgress) -> None:
         sample = progress.group.samples[index]
         if new := sample.status is Status.PENDING:
             produced = progress.produced[index] = await self.generator.generate(sample, context)

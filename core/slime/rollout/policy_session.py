@@ -1,41 +1,26 @@
-"""The policy client for one sample, and the state shared by the samples of a batch."""
+"""The policy client for one sample."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import DeadlineError, EngineError, PluginContractError
-from slime.observe.timing import BusyClock, EngineClock
 from slime.plugin import Generation, SamplingParams
-from slime.types import Sample
+from slime.rollout.batch_in_progress import BatchInProgress
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.config.eval_sets import EvalSetSettings
-    from slime.engine.client import HttpPolicyClient
 
 #: seconds that a request may take beyond the sample's timeout, so that the client's own timeout, whose message is more
 #: precise, fires first
 GRACE_S = 5.0
 #: the finish reason of a request that was never sent, because the batch was full
 _STOPPED = {"finish_reason": {"type": "abort", "message": "the batch was full before the request was sent"}}
-_MASK = 2**64 - 1
-
-
-def sampling_seed(rollout_seed: int, index: int) -> int:
-    """A seed in [0, 2^31) for sample `index`: the same in every run, different between siblings.
-
-    SplitMix64 (Steele et al., 2014) of the two numbers. Siblings share a prompt, so a shared seed would make them
-    identical wherever the engine samples deterministically.
-    """
-    z = (rollout_seed * 0x9E3779B97F4A7C15 + index + 1) * 0x9E3779B97F4A7C15 & _MASK
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
-    return (z ^ z >> 31) >> 33
 
 
 def training_sampling(config: RunConfig) -> SamplingParams:
@@ -62,38 +47,6 @@ def evaluation_sampling(settings: EvalSetSettings) -> SamplingParams:
         stop_token_ids=settings.stop_token_ids,
         evaluation=True,
     )
-
-
-@dataclass(slots=True, eq=False)
-class BatchContext:
-    """State shared by the samples of one rollout or of one evaluation set."""
-
-    #: None if the run has no engines
-    policy: HttpPolicyClient | None
-    #: sampling parameters of every sample, except the seed
-    sampling: SamplingParams
-    #: seed of the run, from which each sample's seed is derived
-    seed: int
-    #: names of requests that may be running, including those of cancelled callers
-    open_requests: set[str] = field(default_factory=set)
-    #: the batch is full: no more requests are sent, and aborted responses are continued later
-    stopping: bool = False
-    #: counts the time with requests inside the engines
-    engine_clock: EngineClock = field(default_factory=EngineClock)
-    #: runs while at least one reward call is in progress
-    reward_clock: BusyClock = field(default_factory=BusyClock)
-    #: samples that are generated and scored, and samples that are expected to be
-    done: int = 0
-    total: int = 0
-
-    def sampling_of(self, sample: Sample) -> SamplingParams:
-        """How the response of one sample is sampled."""
-        return replace(self.sampling, sampling_seed=sampling_seed(self.seed, sample.index or 0))
-
-    async def abort(self) -> None:
-        """Abort the open requests at the engines. A request that has not reached them yet needs another call."""
-        if self.open_requests and self.policy is not None:
-            await self.policy.abort(tuple(self.open_requests))
 
 
 class IdleTimeout:
@@ -142,7 +95,7 @@ class PolicySession:
     - Every request extends the deadline, so it bounds each request and each pause between requests (a tool that hangs,
       for example), but not the number of turns.
     - When the batch is full, new requests return an empty response immediately. Running requests have names, by which
-      `BatchContext.abort` aborts them at the engines.
+      `BatchInProgress.abort` aborts them at the engines.
     - `engine_error` keeps an `EngineError`, even if the generator catches it.
     """
 
@@ -160,7 +113,7 @@ class PolicySession:
 
     def __init__(
         self,
-        context: BatchContext,
+        context: BatchInProgress,
         timeout_s: float,
         recorded: list[Generation] | None = None,
         grace_s: float = GRACE_S,

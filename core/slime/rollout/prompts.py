@@ -105,6 +105,26 @@ class PromptLedger:
             groups.append(record.finished)
         return groups
 
+    def startable(self, batch_size: int, draw_size: int, batches_before: int, *, surplus: bool) -> int:
+        """How many groups a new batch may start: the one rule of admission.
+
+        Whether a group is too stale is the batch's to say, which then takes another: a rollout generated ahead that
+        waited here for fresher weights would wait for the training that waits for it.
+
+        Args:
+            batch_size: Groups in a batch.
+            draw_size: Groups to start for it: more with over-sampling.
+            batches_before: Batches in progress that select before it.
+            surplus: Whether groups beyond the batch are aborted, so that earlier batches leave none in flight.
+        """
+        buffered = self.count(GroupState.BUFFERED)
+        if surplus:
+            return 0 if not batches_before and buffered >= batch_size else max(0, draw_size - buffered)
+        # What this batch lacks after earlier batches have taken theirs. At least all waiting groups, so that later
+        # groups do not overtake those that a checkpoint had in flight.
+        missing = batches_before * batch_size + draw_size - buffered - self.count(GroupState.IN_FLIGHT)
+        return max(0, missing, self.count(GroupState.WAITING))
+
     # --- from state to state -------------------------------------------------------------------------
 
     def take(self, count: int) -> list[Group]:

@@ -310,7 +310,7 @@ class RolloutProcess:
 
         Rollouts that are generated ahead do not count, so that the numbers do not jump.
         """
-        return next(((batch.done, batch.total) for batch in self._build.open_batches), (0, 0))
+        return next(((batch.done, batch.total) for batch in self._build.batches), (0, 0))
 
     async def evaluate(self, number: int) -> EvalReport:
         """Score the held-out sets under the engines' current weights, after `number` rollouts."""

@@ -1,16 +1,20 @@
-"""The groups that are being generated and scored for one batch."""
+"""One rollout or evaluation set in progress: what its samples share, and the groups that are generated and scored."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from slime.observe.timing import BusyClock, EngineClock
+from slime.plugin import SamplingParams
 from slime.rollout.failures import cancel
-from slime.rollout.pipeline import GroupProgress, Pipeline
-from slime.rollout.policy_session import BatchContext
 from slime.types import Group, Sample, Status
+
+if TYPE_CHECKING:
+    from slime.engine.client import HttpPolicyClient
 
 #: seconds to wait for aborted requests; samples without an answer by then start over
 STOP_TIMEOUT_S = 30.0
@@ -18,49 +22,114 @@ STOP_TIMEOUT_S = 30.0
 _ABORT_INTERVAL_S = 0.1
 #: seconds that a completely generated group has left for scoring
 _SCORING_GRACE_S = 1.0
-
-
+#: generates and scores one group; None: its generation was stopped
+FinishGroup: TypeAlias = "Callable[[GroupProgress, BatchInProgress], Awaitable[Group | None]]"
 #: for each sample of a group its replacement when the group is taken again; None: the original sample
 Kept: TypeAlias = list[list[Sample] | None]
+_MASK = 2**64 - 1
 
 
-class OpenBatch:
-    """The groups in progress for one batch."""
+def sampling_seed(rollout_seed: int, index: int) -> int:
+    """A seed in [0, 2^31) for sample `index`: the same in every run, different between siblings.
 
-    def __init__(self, pipeline: Pipeline, context: BatchContext) -> None:
-        self._pipeline = pipeline
-        self._context = context
-        self._groups: dict[asyncio.Task[Group | None], GroupProgress] = {}
-        #: those of the tasks that have ended, with their place in the order of starts. Kept, rather than looked for,
-        #: because a batch may have tens of thousands.
-        self._ended: list[tuple[int, asyncio.Task[Group | None]]] = []
-        self._failed = False
-        self._started = 0
-        #: done when a group ends, or `wait` has its turn
-        self._news: asyncio.Future[None] | None = None
-        #: samples whose generation was stopped earlier and continued for this batch
-        self.resumed = 0
+    SplitMix64 (Steele et al., 2014) of the two numbers. Siblings share a prompt, so a shared seed would make them
+    identical wherever the engine samples deterministically.
+    """
+    z = (rollout_seed * 0x9E3779B97F4A7C15 + index + 1) * 0x9E3779B97F4A7C15 & _MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
+    return (z ^ z >> 31) >> 33
+
+
+@dataclass(slots=True)
+class GroupProgress:
+    """A group that is being generated and scored, with one entry for each of its samples."""
+
+    group: Group
+    #: the generated samples; None: not generated yet. A sample whose generation was stopped is still pending.
+    produced: list[list[Sample] | None]
+    #: whether it has its reward, where samples are scored one by one
+    scored: list[bool]
+
+    @classmethod
+    def of(cls, group: Group) -> GroupProgress:
+        """The progress of a group that was not started yet."""
+        return cls(group, [None] * len(group.samples), [False] * len(group.samples))
+
+    @property
+    def generating(self) -> bool:
+        """Whether a generator is still working on it."""
+        return any(produced is None for produced in self.produced)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the generation of one of its samples was stopped."""
+        return any(produced is not None and produced[0].status is Status.PENDING for produced in self.produced)
+
+
+@dataclass(slots=True, eq=False)
+class BatchInProgress:
+    """One rollout or one evaluation set that is being generated: what its samples share, and its groups in progress."""
+
+    #: None if the run has no engines
+    policy: HttpPolicyClient | None
+    #: sampling parameters of every sample, except the seed
+    sampling: SamplingParams
+    #: seed of the run, from which each sample's seed is derived
+    seed: int
+    #: names of requests that may be running, including those of cancelled callers
+    open_requests: set[str] = field(default_factory=set)
+    #: the batch is full: no more requests are sent, and aborted responses are continued later
+    stopping: bool = False
+    #: counts the time with requests inside the engines
+    engine_clock: EngineClock = field(default_factory=EngineClock)
+    #: runs while at least one reward call is in progress
+    reward_clock: BusyClock = field(default_factory=BusyClock)
+    #: samples that are generated and scored, and samples that are expected to be
+    done: int = 0
+    total: int = 0
+    #: samples whose generation was stopped earlier and continued for this batch
+    resumed: int = 0
+    _groups: dict[asyncio.Task[Group | None], GroupProgress] = field(default_factory=dict, init=False)
+    #: those of the tasks that have ended, with their place in the order of starts. Kept, rather than looked for,
+    #: because a batch may have tens of thousands.
+    _ended: list[tuple[int, asyncio.Task[Group | None]]] = field(default_factory=list, init=False)
+    _failed: bool = field(default=False, init=False)
+    _started: int = field(default=0, init=False)
+    #: done when a group ends, or `wait` has its turn
+    _news: asyncio.Future[None] | None = field(default=None, init=False)
+
+    def sampling_of(self, sample: Sample) -> SamplingParams:
+        """How the response of one sample is sampled."""
+        return replace(self.sampling, sampling_seed=sampling_seed(self.seed, sample.index or 0))
+
+    async def abort(self) -> None:
+        """Abort the open requests at the engines. A request that has not reached them yet needs another call."""
+        if self.open_requests and self.policy is not None:
+            await self.policy.abort(tuple(self.open_requests))
+
+    # --- its groups, if they are awaited one by one ----------------------------------------------------
 
     @property
     def outstanding(self) -> int:
         """Groups that `finished` has not returned yet."""
         return len(self._groups)
 
-    def add(self, groups: Sequence[Group]) -> None:
-        """Start generating these groups."""
+    def add(self, groups: Sequence[Group], finish: FinishGroup) -> None:
+        """Start generating and scoring these groups, each by `finish`."""
         samples = [sample for group in groups for sample in group.samples]
         self.resumed += sum(sample.status is Status.PENDING and sample.response_length > 0 for sample in samples)
-        self._context.total += len(samples)
+        self.total += len(samples)
         for group in groups:
             progress = GroupProgress.of(group)
-            task = asyncio.ensure_future(self._finish(progress, self._started))
+            task = asyncio.ensure_future(self._run(finish, progress, self._started))
             self._groups[task] = progress
             task.add_done_callback(self._wake)
             self._started += 1
 
-    async def _finish(self, progress: GroupProgress, place: int) -> Group | None:
+    async def _run(self, finish: FinishGroup, progress: GroupProgress, place: int) -> Group | None:
         try:
-            return await self._pipeline.finish_group(progress, self._context)
+            return await finish(progress, self)
         except BaseException:
             self._failed = True
             raise
@@ -117,13 +186,13 @@ class OpenBatch:
         Returns:
             The groups that finished in the meantime, and what is kept of the others, by group index.
         """
-        self._context.stopping = True
+        self.stopping = True
         if keep:
             await self._settle()
         for task, progress in self._groups.items():
             if progress.generating or progress.stopped:
                 task.cancel()
-        await self._context.abort()
+        await self.abort()
         if self._groups:
             await asyncio.wait(self._groups, timeout=_SCORING_GRACE_S)
         await cancel(self._groups)
@@ -137,7 +206,7 @@ class OpenBatch:
 
     async def close(self) -> None:
         """Cancel all remaining groups."""
-        self._context.stopping = True
+        self.stopping = True
         groups, self._groups = self._groups, {}
         await cancel(groups)
 
@@ -148,7 +217,7 @@ class OpenBatch:
         while generating := [task for task, group in self._groups.items() if group.generating and not task.done()]:
             if loop.time() >= deadline:
                 return
-            await self._context.abort()
+            await self.abort()
             await asyncio.wait(generating, timeout=_ABORT_INTERVAL_S)
 
 
