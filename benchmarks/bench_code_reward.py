@@ -20,10 +20,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from slime.kit.sandbox import Isolation, machine_isolation, python_argv, run_program_sync
 from slime.plugin import RewardModel
 from slime.registry.plugin_set import survey_plugins
 from slime.testing import make_context, make_sample
+from slime_sandbox import Isolation, machine_isolation, python_argv, run_program_sync
 
 #: a Python that unprivileged users may run; without namespaces they may not have access to one in a home folder
 SYSTEM_PYTHON = Path("/usr/bin/python3")

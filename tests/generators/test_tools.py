@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from slime.errors import ConfigError
 from slime.kit.chat import Toolbox, ToolCall, tool_of
-from slime.kit.sandbox import Isolation, Machine
 from slime_generators.options import ToolLoopOptions
 from slime_generators.tools import load
 from slime_generators.tools.calculator import calculate, calculator
 from slime_generators.tools.python import make_python
+from slime_sandbox import Isolation, Machine
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_program_over_its_limits_is_killed() -> None:
 
 def test_the_python_tool_needs_the_isolation_that_the_code_reward_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(Isolation.LIMITS, "namespaces: not permitted")
-    monkeypatch.setattr("slime.kit.sandbox.machine.machine_isolation", lambda: machine)
+    monkeypatch.setattr("slime_sandbox.machine.machine_isolation", lambda: machine)
     with pytest.raises(ConfigError, match=r"require_isolation is 'filter', and this machine permits only 'limits'"):
         load(ToolLoopOptions(tools=("python", "calculator")))
     assert [tool.name for tool in load(ToolLoopOptions(tools=("calculator",)))] == ["calculator"]

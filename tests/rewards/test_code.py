@@ -9,8 +9,8 @@ import pytest
 from tests.support.rewards import build, score
 
 from slime.errors import ConfigError
-from slime.kit.sandbox import Isolation, Machine
 from slime_rewards.code_asserts import Setup, steps_of
+from slime_sandbox import Isolation, Machine
 
 ADD = "def add(a, b):\n    return a + b\n"
 ASSERTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]
@@ -271,6 +271,6 @@ def test_the_error_names_a_sample_with_unreadable_tests(tests: object) -> None:
 
 def test_a_machine_with_too_little_isolation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(Isolation.LIMITS, "namespaces: not permitted")
-    monkeypatch.setattr("slime.kit.sandbox.machine.machine_isolation", lambda: machine)
+    monkeypatch.setattr("slime_sandbox.machine.machine_isolation", lambda: machine)
     with pytest.raises(ConfigError, match=r"require_isolation is 'filter', and this machine permits only 'limits'"):
         build("code")

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slime.kit.readers.tokenize import context_tokens
-from slime.kit.sessions import Session, SessionLimits, SessionServer, parser_factory
+from slime.kit.sessions import Session, SessionLimits, parser_factory
 from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
+from slime_endpoint import SessionServer
 from slime_generators.agents.function import FunctionAgent
 from slime_generators.agents.program import ProgramAgent
 from slime_generators.agents.task import AgentResult, AgentTask, result_of

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import SandboxError
-from slime.kit.sandbox import Isolation, Limits, Outcome, python_argv, require_isolation, run_program_sync
 from slime.plugin import Context, Reward, Sample
 from slime_rewards.code_asserts import Setup, Step
 from slime_rewards.code_tests import Asserts, IOTests, Tests, tests_of
 from slime_rewards.extraction import last_fenced
 from slime_rewards.options import CodeOptions
+from slime_sandbox import Isolation, Limits, Outcome, python_argv, require_isolation, run_program_sync
 
 _HARNESS = Path(__file__).with_name("code_harness.py")
 

@@ -16,7 +16,7 @@ from slime.errors import RequestRefusedError
 from slime.kit.chat import ChatTemplate, SGLangParser, TagParser, ToolCall, ToolCallParser
 from slime.kit.chat.conversation import abort_message
 from slime.kit.sessions.conversation_tree import ConversationTree, Node, key_of, tools_key
-from slime.kit.sessions.protocol import ApiError, CompletionRequest
+from slime.kit.sessions.requests import ApiError, CompletionRequest
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.types import Sample
 

@@ -26,8 +26,8 @@ def load(options: ToolLoopOptions) -> list[Tool]:
 
 
 def _python(options: ToolLoopOptions) -> Callable[..., Any]:
-    from slime.kit.sandbox import Isolation
     from slime_generators.tools.python import make_python
+    from slime_sandbox import Isolation
 
     return make_python(Isolation(options.require_isolation))
 

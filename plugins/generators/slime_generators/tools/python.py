@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from slime.kit.sandbox import Isolation, Limits, Outcome, python_argv, require_isolation, run_program
+from slime_sandbox import Isolation, Limits, Outcome, python_argv, require_isolation, run_program
 
 LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=512, file_mb=16, processes=16, output_kb=64)
 _ENDINGS = {

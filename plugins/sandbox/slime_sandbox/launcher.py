@@ -1,6 +1,6 @@
 """The process between slime and a program, which confines the program, watches it and reports what it did.
 
-It is `slime.kit.sandbox.inside.main`, connected by one socket: the request goes in, the answer comes out, and when this
+It is `slime_sandbox.inside.main`, connected by one socket: the request goes in, the answer comes out, and when this
 end closes, the program is ended.
 """
 
@@ -12,29 +12,28 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
 from slime.errors import SandboxError
-from slime.kit.sandbox.inside.main import ANSWER
-from slime.kit.sandbox.limits import Isolation, Limits, Outcome
-from slime.kit.sandbox.scratch import scratch_folder
+from slime_sandbox.inside.main import ANSWER
+from slime_sandbox.limits import Isolation, Limits, Outcome
 
 #: seconds that starting a program may take in addition to its own time, and that ending it may take, on a busy machine
 _SPARE_S = 30.0
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 _READ = 1 << 16
-# Only the modules it needs: the packages' own __init__ would load far more than the program itself.
+# Only the modules it needs: the package's own __init__ would load far more than the program itself.
 _LAUNCH = """
 import sys
-for name, folder in (("slime", sys.argv[1]), ("slime.kit.sandbox", sys.argv[1] + "/sandbox")):
-    package = sys.modules[name] = type(sys)(name)
-    package.__path__ = [folder]
-from slime.kit.sandbox.inside.main import main
+package = sys.modules["slime_sandbox"] = type(sys)("slime_sandbox")
+package.__path__ = [sys.argv[1]]
+from slime_sandbox.inside.main import main
 main()
 """
 
@@ -67,7 +66,7 @@ class Launcher:
         Raises:
             SandboxError: If it cannot be isolated or started, or there is no answer in time.
         """
-        with scratch_folder() as scratch:
+        with _scratch_folder() as scratch:
             request = {
                 "argv": list(argv),
                 "stdin": stdin,
@@ -95,7 +94,7 @@ class Launcher:
 
     def _ask(self, request: bytes, timeout_s: float) -> tuple[bytes, bytes, bytes]:
         """Output that is no answer, the mark before the answer, and the answer. Raises `TimeoutError`."""
-        argv = [sys.executable, "-I", "-S", "-B", "-c", _LAUNCH, str(Path(__file__).parents[1])]
+        argv = [sys.executable, "-I", "-S", "-B", "-c", _LAUNCH, str(Path(__file__).parent)]
         theirs = self._theirs.fileno()
         process = subprocess.Popen(
             argv, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, env={}, start_new_session=True
@@ -126,6 +125,26 @@ class Launcher:
         """End the program; safe to call from another thread than `run`."""
         with contextlib.suppress(OSError):  # it has ended
             self._ours.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _scratch_folder() -> Iterator[str]:
+    """A new folder that only this user can read, removed afterwards as far as permitted."""
+    folder = tempfile.mkdtemp(prefix="slime-box-")
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)  # with namespaces the program's files never were here
+        return
+    # Not shutil.rmtree: a program may nest folders deeper than recursion goes. Neither tool follows links inside.
+    if os.geteuid() != 0:  # root may remove folders whatever their mode
+        subprocess.run(["chmod", "-R", "u+rwx", "--", folder], stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def python_argv(*arguments: str) -> list[str]:

@@ -120,7 +120,7 @@ def test_every_trained_token_was_sampled_by_the_engine_at_that_position(engine: 
 
 def test_a_client_that_disconnects_frees_the_engine(engine: EngineServer, tiny_model: Path) -> None:
     """The engine stops within seconds, long before the answer would have ended."""
-    from slime.kit.sessions import SessionServer
+    from slime_endpoint import SessionServer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from slime.kit.sandbox.inside import kernel
+from slime_sandbox.inside import kernel
 
 # The same numbers on every architecture.
 _CREATE, _ADD, _RESTRICT = 444, 445, 446

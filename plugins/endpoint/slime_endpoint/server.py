@@ -13,11 +13,13 @@ import orjson
 from aiohttp import web
 
 from slime.kit.chat import ChatTemplate
+from slime.kit.sessions import Session, SessionLimits
 from slime.kit.sessions.conversation_tree import Node
-from slime.kit.sessions.listener import Listener, http_logger
-from slime.kit.sessions.protocol import ApiError, CompletionRequest, answer_body, answer_events, parse_request
-from slime.kit.sessions.session import ParserFactory, Session, SessionLimits, tag_parser
+from slime.kit.sessions.requests import ApiError, CompletionRequest
+from slime.kit.sessions.session import ParserFactory, tag_parser
 from slime.plugin import PolicyClient, SamplingParams
+from slime_endpoint.bodies import answer_body, answer_events, error_body, parse_request
+from slime_endpoint.listener import Listener, http_logger
 
 _HOST = "127.0.0.1"
 #: A request has at most this many bytes for each token of the context, which text never needs, and this many in
@@ -34,7 +36,7 @@ _SHUTDOWN_S = 1.0
 #: stops OpenAI's clients from retrying: a session's errors are permanent
 _HEADERS = {"x-should-retry": "false"}
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("slime.endpoint")
 
 
 class SessionServer:
@@ -258,15 +260,15 @@ async def _errors_as_json(
     try:
         return await handler(request)
     except ApiError as error:
-        return _json(error.body(), error.status)
+        return _json(error_body(error), error.status)
     except web.HTTPException as error:
         api_error = ApiError(error.status, f"{request.method} {_path_without_key(request)}: {error.reason}")
-        return _json(api_error.body(), error.status)
+        return _json(error_body(api_error), error.status)
     except ConnectionError:
         raise
     except Exception as error:  # the client always gets an answer
         logger.exception("%s %s", request.method, _path_without_key(request))
-        return _json(ApiError(500, f"{type(error).__name__}: {error}").body(), 500)
+        return _json(error_body(ApiError(500, f"{type(error).__name__}: {error}")), 500)
 
 
 def _path_without_key(request: web.Request) -> str:

@@ -9,9 +9,9 @@ import signal
 from collections.abc import Mapping
 from typing import NoReturn
 
-from slime.kit.sandbox.inside import kernel
-from slime.kit.sandbox.inside.filter import refuse_calls
-from slime.kit.sandbox.inside.landlock import write_only_in
+from slime_sandbox.inside import kernel
+from slime_sandbox.inside.filter import refuse_calls
+from slime_sandbox.inside.landlock import write_only_in
 
 _MB = 1 << 20
 _FILES_OPEN = 256

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.sessions.talking import run
+from plugins.endpoint.tests.talking import run
 
 from slime.kit.processes import living_members
 from slime.kit.readers.prompt_file import PromptFile

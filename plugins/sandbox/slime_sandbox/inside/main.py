@@ -12,10 +12,10 @@ import signal
 import sys
 from typing import Any
 
-from slime.kit.sandbox.inside import kernel
-from slime.kit.sandbox.inside.confine import become_program, prefer_to_kill, tasks_of_user
-from slime.kit.sandbox.inside.tree import BOX, enter_tree
-from slime.kit.sandbox.inside.watch import Watch
+from slime_sandbox.inside import kernel
+from slime_sandbox.inside.confine import become_program, prefer_to_kill, tasks_of_user
+from slime_sandbox.inside.tree import BOX, enter_tree
+from slime_sandbox.inside.watch import Watch
 
 _LIFELINE = 0
 #: below the users of other programs that start here, above the users of people and services

@@ -11,7 +11,7 @@ import errno
 import platform
 import struct
 
-from slime.kit.sandbox.inside import kernel
+from slime_sandbox.inside import kernel
 
 _ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 #: calls that are refused -> their numbers on (x86_64, aarch64)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from slime.errors import ConfigError, SandboxError
-from slime.kit.sandbox.inside.landlock import landlock_version
-from slime.kit.sandbox.launcher import Launcher, python_argv, python_folders
-from slime.kit.sandbox.limits import Isolation, Limits
+from slime_sandbox.inside.landlock import landlock_version
+from slime_sandbox.launcher import Launcher, python_argv, python_folders
+from slime_sandbox.limits import Isolation, Limits
 
 
 @dataclass(frozen=True, slots=True)

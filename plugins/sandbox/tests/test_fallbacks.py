@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slime.errors import ConfigError, SandboxError
-from slime.kit.sandbox import (
+from slime_sandbox import (
     Isolation,
     Limits,
     Machine,
@@ -23,7 +23,9 @@ from slime.kit.sandbox import (
     run_program_sync,
 )
 
-CORE = Path(__file__).parents[3] / "core"
+ROOT = Path(__file__).parents[3]
+#: where a bare Python finds the sandbox, and the errors that it raises
+SOURCES = [str(ROOT / "core"), str(ROOT / "plugins" / "sandbox")]
 #: a Python that every user may run; the one that runs the tests may be in a home folder
 PYTHON = Path("/usr/bin/python3")
 needs_python = pytest.mark.skipif(not PYTHON.exists(), reason="there is no /usr/bin/python3")
@@ -106,8 +108,8 @@ def test_less_isolation_than_required_is_refused() -> None:
 def test_an_ordinary_user_gets_namespaces_if_permitted() -> None:
     program = f"""
         import sys
-        sys.path.insert(0, {str(CORE)!r})
-        from slime.kit.sandbox import machine_isolation, run_program_sync
+        sys.path[:0] = {SOURCES}
+        from slime_sandbox import machine_isolation, run_program_sync
         print(machine_isolation().isolation.value)
         code = b"import os; print(os.getuid(), os.path.exists('/home'), sorted(os.listdir('.')))"
         print(run_program_sync([sys.executable, "m.py"], files={{"m.py": code}}).stdout.decode())
@@ -120,7 +122,7 @@ def test_an_ordinary_user_gets_namespaces_if_permitted() -> None:
 
 
 def test_a_python_that_no_unprivileged_user_may_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime.kit.sandbox.machine._try", lambda _: "Python is in a closed folder")
+    monkeypatch.setattr("slime_sandbox.machine._try", lambda _: "Python is in a closed folder")
     machine_isolation.cache_clear()
     with pytest.raises(SandboxError, match=r"no untrusted program .* limits: Python is in a closed folder"):
         machine_isolation()
@@ -129,7 +131,7 @@ def test_a_python_that_no_unprivileged_user_may_run_is_reported(monkeypatch: pyt
 
 
 def test_isolation_is_tried_with_python_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("slime.kit.sandbox.machine.python_argv", lambda *_: [str(tmp_path / "python")])
+    monkeypatch.setattr("slime_sandbox.machine.python_argv", lambda *_: [str(tmp_path / "python")])
     with pytest.raises(SandboxError, match=f"namespaces: {tmp_path}/python cannot be started"):
         machine_isolation.__wrapped__()
 
@@ -141,17 +143,17 @@ def test_machine_isolation_gives_a_reason_if_namespaces_are_missing() -> None:
 
 def test_without_landlock_the_reason_lists_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = {Isolation.NAMESPACES: "not permitted"}
-    monkeypatch.setattr("slime.kit.sandbox.machine._try", problems.get)
+    monkeypatch.setattr("slime_sandbox.machine._try", problems.get)
     for version, reason in (
         (0, "namespaces: not permitted; filter: without Landlock, so that programs write wherever this user may"),
         (1, "namespaces: not permitted"),
     ):
-        monkeypatch.setattr("slime.kit.sandbox.machine.landlock_version", lambda version=version: version)
+        monkeypatch.setattr("slime_sandbox.machine.landlock_version", lambda version=version: version)
         assert machine_isolation.__wrapped__() == Machine(Isolation.FILTER, reason)
 
 
 def test_the_sandbox_imports_only_the_standard_library() -> None:
-    code = f"import sys; sys.path.insert(0, {str(CORE)!r}); import slime.kit.sandbox; print('pydantic' in sys.modules)"
+    code = f"import sys; sys.path[:0] = {SOURCES}; import slime_sandbox; print('pydantic' in sys.modules)"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=240, check=True)
     assert made.stdout == b"False\n"
 
@@ -175,8 +177,8 @@ if made == -1:
     sys.exit("Permission denied: no user namespaces")
 os.setresgid(0, 0, 0)
 os.setresuid(0, 0, 0)
-sys.path.insert(0, sys.argv[1])
-from slime.kit.sandbox import Limits, run_program
+sys.path[:0] = sys.argv[1].split(":")
+from slime_sandbox import Limits, run_program
 CODE = b'''
 import os, time
 for _ in range(5):
@@ -196,7 +198,7 @@ print([one.kind for one in outcomes], len({one.stdout for one in outcomes}))
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a container's users")
 def test_concurrent_programs_have_separate_process_limits() -> None:
     made = subprocess.run(
-        [str(PYTHON), "-B", "-c", IN_A_CONTAINER, str(CORE), str(PYTHON)],
+        [str(PYTHON), "-B", "-c", IN_A_CONTAINER, ":".join(SOURCES), str(PYTHON)],
         env={}, cwd="/", capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     if "Permission" in made.stderr or "ModuleNotFoundError" in made.stderr:

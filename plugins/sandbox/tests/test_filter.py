@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from slime.kit.sandbox.inside.filter import filter_program
+from slime_sandbox.inside.filter import filter_program
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOWED, KILLED = 0x7FFF0000, 0x80000000

@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from slime.kit.sandbox.inside.landlock import landlock_version
+from slime_sandbox.inside.landlock import landlock_version
 
-CORE = Path(__file__).parents[3] / "core"
+ROOT = Path(__file__).parents[3]
+#: where a bare Python finds the sandbox, and the errors that it raises
+SOURCES = [str(ROOT / "core"), str(ROOT / "plugins" / "sandbox")]
 #: a Python that every user may run; the one that runs the tests may be in a home folder
 PYTHON = Path("/usr/bin/python3")
 _NOBODY = 65534
 _BEFORE = f"""
 import os, subprocess, sys, time
-sys.path.insert(0, {str(CORE)!r})
-from slime.kit.sandbox import Isolation, Limits, machine_isolation, run_program_sync
+sys.path[:0] = {SOURCES}
+from slime_sandbox import Isolation, Limits, machine_isolation, run_program_sync
 
 def run(code, **limits):
     return run_program_sync(

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from slime.errors import SandboxError
-from slime.kit.sandbox.launcher import NO_FILES, Launcher, python_folders
-from slime.kit.sandbox.limits import Isolation, Limits, Outcome
-from slime.kit.sandbox.machine import machine_isolation
+from slime_sandbox.launcher import NO_FILES, Launcher, python_folders
+from slime_sandbox.limits import Isolation, Limits, Outcome
+from slime_sandbox.machine import machine_isolation
 
 #: one thread waits for each program of `run_program`
 _THREADS = ThreadPoolExecutor(256, thread_name_prefix="slime-sandbox")

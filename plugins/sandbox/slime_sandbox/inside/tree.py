@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from slime.kit.sandbox.inside import kernel
+from slime_sandbox.inside import kernel
 
 #: the one folder that can be written; working folder, home and /tmp
 BOX = "/box"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.kit.sessions.talking import ADD, SAMPLING, TOKENIZER, run, talking, user
+from plugins.endpoint.tests.talking import ADD, SAMPLING, TOKENIZER, run, talking, user
 
 from slime.plugin import Status
 from slime.testing import Say, decode, encode, make_sample

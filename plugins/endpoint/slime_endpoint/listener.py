@@ -26,7 +26,7 @@ _BETWEEN_MESSAGES_S = 60.0
 #: the machine or the process has run out of something
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("slime.endpoint")
 
 
 class _WithoutBadRequests(logging.Filter):
@@ -39,7 +39,7 @@ class _WithoutBadRequests(logging.Filter):
 
 def http_logger() -> logging.Logger:
     """The logger for aiohttp's server: whoever can reach the port could fill the log otherwise."""
-    quiet = logging.getLogger(f"{__name__}.http")
+    quiet = logging.getLogger("slime.endpoint.http")
     if not quiet.filters:
         quiet.addFilter(_WithoutBadRequests())
     return quiet

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plugins.endpoint.tests.talking import run
 from pydantic import ValidationError
-from tests.kit.sessions.talking import run
 
 from slime.errors import EngineError
 from slime.plugin import Context, Sample, SamplingParams, Status

@@ -20,13 +20,15 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.kit.sessions.talking import ADD, SAMPLING, TOKENIZER, Talk, run, talking, user
+from plugins.endpoint.tests.talking import ADD, SAMPLING, TOKENIZER, Talk, run, talking, user
 from tests.support.forked import forked
 
-from slime.kit.sessions import SessionServer, endpoint, listener
 from slime.kit.sessions import session as session_module
-from slime.kit.sessions.protocol import ApiError, answer_body, parse_request
+from slime.kit.sessions.requests import ApiError
 from slime.testing import Say, ScriptedPolicy
+from slime_endpoint import SessionServer, listener
+from slime_endpoint import server as server_module
+from slime_endpoint.bodies import answer_body, parse_request
 
 MIB = 2**20
 
@@ -126,8 +128,8 @@ def port_of(talk: Talk) -> int:
 
 def test_silent_clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HEADERS_S", 1.0)
-    monkeypatch.setattr(endpoint, "_LINGERING_S", 1.0)
-    monkeypatch.setattr(endpoint, "_BODY_S", 0.3)
+    monkeypatch.setattr(server_module, "_LINGERING_S", 1.0)
+    monkeypatch.setattr(server_module, "_BODY_S", 0.3)
 
     async def work() -> None:
         async with talking([Say.text("four", delay_s=1.5)]) as talk:
@@ -187,7 +189,7 @@ def test_running_out_of_descriptors_is_logged_once_and_ends_by_itself(
 
     # Threads of earlier tests would run out of descriptors here too, and end with an exception.
     [(name, told)] = forked(logged)
-    assert name == "slime.kit.sessions.listener"
+    assert name == "slime.endpoint"
     assert "Too many open files" in told
 
 

@@ -1,18 +1,14 @@
-"""OpenAI's API: requests are read or refused, and answers written at once or as a stream of events."""
+"""A request to a session, as OpenAI's API states it: read from a JSON object, or refused."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from slime.errors import json_type
-
-if TYPE_CHECKING:
-    from slime.kit.sessions.conversation_tree import Node
 
 #: levels of nesting that a part of a request may get around it
 _ROOM_AROUND = 32
@@ -38,19 +34,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class ApiError(Exception):
-    """A request that gets no completion, with the status and JSON that OpenAI's API would answer."""
+    """A request that gets no completion, with the status and code of OpenAI's API."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
-
-    def body(self) -> bytes:
-        """The JSON of the error."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": error})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +62,6 @@ class CompletionRequest:
     logprobs: bool
     #: the client's name for the model, repeated in the answer
     model: str
-
-
-def parse_request(body: bytes, *, chat: bool) -> CompletionRequest:
-    """Parse the body of `/v1/chat/completions` (`chat`) or `/v1/completions`. Raises like `request_of`."""
-    try:
-        row = _json_value(body)
-    except ValueError as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise ApiError(400, f"the body is {_kind(row)}, expected a JSON object")
-    return request_of(row, chat=chat)
 
 
 def request_of(row: Mapping[str, Any], *, chat: bool) -> CompletionRequest:
@@ -122,7 +101,7 @@ def request_of(row: Mapping[str, Any], *, chat: bool) -> CompletionRequest:
     )
 
 
-def _json_value(text: bytes | str) -> Any:
+def json_value(text: bytes | str) -> Any:
     """A JSON value that can be written again, also as part of a larger one: orjson reads deeper nesting than it writes.
 
     Raises:
@@ -142,14 +121,14 @@ def _json_value(text: bytes | str) -> Any:
 def _messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise ApiError(400, f"messages is {_kind(messages)}, expected a list of one or more", param="messages")
+        raise ApiError(400, f"messages is {kind_of(messages)}, expected a list of one or more", param="messages")
     return [_parse_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _parse_message(message: object, field: str) -> dict[str, Any]:
     """A message as chat templates expect it: without empty fields, its content a string."""
     if not isinstance(message, dict):
-        raise ApiError(400, f"{field} is {_kind(message)}, expected an object", param=field)
+        raise ApiError(400, f"{field} is {kind_of(message)}, expected an object", param=field)
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise ApiError(400, f"{field}.role is {role!r:.80}, expected one of {', '.join(sorted(_ROLES))}", param=field)
@@ -164,7 +143,7 @@ def _parse_message(message: object, field: str) -> dict[str, Any]:
         value = message.get(name)
         if value is not None:
             if not isinstance(value, str):
-                raise ApiError(400, f"{field}.{name} is {_kind(value)}, expected a string", param=field)
+                raise ApiError(400, f"{field}.{name} is {kind_of(value)}, expected a string", param=field)
             clean[name] = value
     return clean
 
@@ -175,12 +154,12 @@ def _content(content: object, field: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ApiError(400, f"{field} is {_kind(content)}, expected a string or a list of text parts", param=field)
+        raise ApiError(400, f"{field} is {kind_of(content)}, expected a string or a list of text parts", param=field)
     texts = []
     for part in content:
         text = part.get("text") if isinstance(part, dict) and part.get("type") in ("text", "input_text") else None
         if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, dict) else _kind(part)
+            kind = part.get("type") if isinstance(part, dict) else kind_of(part)
             raise ApiError(400, f"{field} has a part of type {kind!r:.80}; only text is supported", param=field)
         texts.append(text)
     return "".join(texts)
@@ -195,7 +174,7 @@ def _call(call: object, field: str) -> dict[str, Any]:
         raise ApiError(400, f'{field}: expected {{"id", "type": "function", "function": {{...}}}}', param=field)
     if isinstance(arguments, str):
         try:
-            parsed = _json_value(arguments)
+            parsed = json_value(arguments)
         except ValueError:
             parsed = None
         arguments = parsed if isinstance(parsed, dict) else arguments
@@ -208,7 +187,7 @@ def _prompt(row: Mapping[str, Any]) -> str:
     if isinstance(prompt, list) and len(prompt) == 1:
         [prompt] = prompt
     if not isinstance(prompt, str) or not prompt:
-        raise ApiError(400, f"prompt is {_kind(prompt)}, expected one string", param="prompt")
+        raise ApiError(400, f"prompt is {kind_of(prompt)}, expected one string", param="prompt")
     return prompt
 
 
@@ -217,7 +196,7 @@ def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     if tools is None:
         return []
     if not isinstance(tools, list):
-        raise ApiError(400, f"tools is {_kind(tools)}, expected a list", param="tools")
+        raise ApiError(400, f"tools is {kind_of(tools)}, expected a list", param="tools")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -258,95 +237,6 @@ def _no_logprobs(row: Mapping[str, Any]) -> bool:
     return False
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What a value of a request is, for messages."""
     return "missing" if value is None else json_type(value)
-
-
-# --- answers ---
-
-
-def answer_body(request: CompletionRequest, node: Node, tokens: Sequence[str]) -> bytes:
-    """The JSON of an answer. `tokens` [A]: the text of each token, if log-probs were requested."""
-    row = _head(request, node, stream=False)
-    if request.messages is None:
-        choice: dict[str, Any] = {"text": node.text, "logprobs": None}
-    else:
-        choice = {
-            "message": {**_answer_message(node), "refusal": None},
-            "logprobs": _log_probs(node, tokens),
-        }
-    row["choices"] = [{"index": 0, "finish_reason": node.finish_reason, **choice}]
-    row["usage"] = _usage(node)
-    return orjson.dumps(row)
-
-
-def answer_events(request: CompletionRequest, node: Node, tokens: Sequence[str]) -> Iterator[bytes]:
-    """The same as server-sent events. All text is in one event, because the engine does not stream."""
-    head = _head(request, node, stream=True)
-    reason = node.finish_reason
-    if request.messages is None:
-        yield _event(head, {"text": node.text, "finish_reason": None})
-        yield _event(head, {"text": "", "finish_reason": reason})
-    else:
-        message = _answer_message(node)
-        calls = message.pop("tool_calls", None)
-        yield _event(head, {"delta": message, "finish_reason": None, "logprobs": _log_probs(node, tokens)})
-        if calls:
-            delta = [{"index": index, **call} for index, call in enumerate(calls)]
-            yield _event(head, {"delta": {"tool_calls": delta}, "finish_reason": None})
-        yield _event(head, {"delta": {}, "finish_reason": reason})
-    if request.include_usage:
-        yield b"data: " + orjson.dumps({**head, "choices": [], "usage": _usage(node)}) + b"\n\n"
-    yield b"data: [DONE]\n\n"
-
-
-def _head(request: CompletionRequest, node: Node, *, stream: bool) -> dict[str, Any]:
-    text = request.messages is None
-    kind = "text_completion" if text else "chat.completion.chunk" if stream else "chat.completion"
-    return {
-        "id": f"{'cmpl' if text else 'chatcmpl'}-{node.number}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": request.model,
-    }
-
-
-def _event(head: dict[str, Any], choice: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps({**head, "choices": [{"index": 0, **choice}]}) + b"\n\n"
-
-
-def _answer_message(node: Node) -> dict[str, Any]:
-    """The answer as clients expect it, with the arguments of tool calls as JSON strings."""
-    message = dict(node.answer)
-    calls = message.get("tool_calls")
-    if calls:
-        message["content"] = message["content"] or None
-        message["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _json(call["function"]["arguments"])}}
-            for call in calls
-        ]
-    return message
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value).decode()
-
-
-def _usage(node: Node) -> dict[str, Any]:
-    answered = len(node.tokens)
-    return {
-        "prompt_tokens": node.prompt_tokens,
-        "completion_tokens": answered,
-        "total_tokens": node.prompt_tokens + answered,
-        "prompt_tokens_details": {"cached_tokens": node.cached_tokens},
-    }
-
-
-def _log_probs(node: Node, tokens: Sequence[str]) -> dict[str, Any] | None:
-    if not tokens:
-        return None
-    content = [
-        {"token": token, "logprob": log_prob, "bytes": list(token.encode()), "top_logprobs": []}
-        for token, log_prob in zip(tokens, node.log_probs, strict=True)
-    ]
-    return {"content": content, "refusal": None}

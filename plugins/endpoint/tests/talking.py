@@ -10,10 +10,11 @@ from typing import Any
 
 import openai
 
-from slime.kit.sessions import Session, SessionLimits, SessionServer
+from slime.kit.sessions import Session, SessionLimits
 from slime.plugin import Sample, SamplingParams
 from slime.testing import ScriptedPolicy, make_sample, make_tokenizer
 from slime.testing.scripted_policy import Step
+from slime_endpoint import SessionServer
 
 TOKENIZER = make_tokenizer()
 SAMPLING = SamplingParams(max_new_tokens=128, temperature=0.7, top_p=0.9, sampling_seed=7)

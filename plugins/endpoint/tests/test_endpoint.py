@@ -9,12 +9,12 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from tests.kit.sessions.talking import ADD, SAMPLING, TOKENIZER, run, talking, user
+from plugins.endpoint.tests.talking import ADD, SAMPLING, TOKENIZER, run, talking, user
 
 from slime.errors import EngineError, RequestRefusedError
-from slime.kit.sessions import SessionServer
 from slime.plugin import SamplingParams, Status
 from slime.testing import Say, ScriptedPolicy, make_sample
+from slime_endpoint import SessionServer
 
 
 def test_usage_and_log_probs_come_from_the_engine() -> None:
