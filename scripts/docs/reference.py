@@ -21,7 +21,7 @@ CORE = Path(__file__).parents[2] / "core"
 #: module -> what is said about it
 LIBRARIES = {
     "slime.kit.chat": "Conversations as exact tokens, chat templates, tools and the parsers of their calls.",
-    "slime.kit.sessions": "An endpoint that speaks OpenAI's API and records what the engine generated.",
+    "slime.kit.sessions": "Conversations as the engine generated them, and an endpoint that speaks OpenAI's API.",
     "slime.kit.sandbox": "Programs with limits, isolated from the machine.",
     "slime.kit.readers": "Rows of prompt files.",
     "slime.kit.processes": "Worker processes with deadlines.",

@@ -161,6 +161,8 @@ def remedy_for(found: FoundPlugin, error: BaseException | None = None) -> str:
     """What a user can do about a plugin that does not work: repair it, if it is the user's own."""
     if isinstance(error, ModuleNotFoundError) and error.name and not found.entry.startswith(error.name.split(".")[0]):
         package = error.name.split(".")[0]
+        if found.own and package.startswith("slime_"):
+            return f"{package} comes with {found.distribution}: install that again, with all of its packages."
         # The package may not be called like the module: a command with its name could install a stranger's package.
         return f"Install the package that provides {package}; {found.distribution} should require it: tell its authors."
     if found.own:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from slime.plugin import Options
+from slime.plugin.shops import import_shop
 
 
 class SupervisedOptions(Options):
@@ -54,6 +55,14 @@ class ToolLoopOptions(Options):
     def _split(cls, value: object) -> object:
         """Split the value of a command line, such as `calculator,python`."""
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+    @field_validator("tools", mode="after")
+    @classmethod
+    def _sandbox(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Refuse `python` without the sandbox before a run starts, and not at the first call."""
+        if "python" in value:
+            import_shop("slime_sandbox", "the tool `python`")
+        return value
 
 
 class AgentOptions(Options):

@@ -13,7 +13,7 @@ from slime.registry.plugin_set import survey_plugins
 from slime.testing.check import check_component
 
 #: components that need a service or a model, which tests/rewards/test_contracts.py checks with real ones; and the
-#: generator that needs an environment, which tests/kit/sessions/test_verifiers.py checks
+#: generator that needs an environment, which plugins/endpoint/tests/test_verifiers.py checks
 SERVED = {"rewards/remote", "rewards/llm_judge", "rewards/reward_model", "generators/verifiers_env"}
 OWN = [one for one in survey_plugins().components() if one.found.own and one.id not in SERVED]
 #: required options
