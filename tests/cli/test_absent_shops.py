@@ -24,15 +24,15 @@ def _absent(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "component", "package"),
     [
-        (["--reward", "code"], "reward code", "slime_sandbox"),
+        (["--reward", "code"], "reward rewards/code", "slime_sandbox"),
         (
             ["--generator", "black_box", "--generator.command", "true", "--apply-chat-template"],
-            "generator black_box",
+            "generator generators/black_box",
             "slime_endpoint",
         ),
         (
             ["--generator", "verifiers_env", "--generator.taskset", "any", "--apply-chat-template"],
-            "generator verifiers_env",
+            "generator generators/verifiers_env",
             "slime_endpoint",
         ),
     ],

@@ -22,8 +22,8 @@ from slime.kit.processes import living_members
 from slime.kit.readers.prompt_file import PromptFile
 from slime.plugin import Sample, SamplingParams, Status
 from slime.testing import Say, ScriptedPolicy, assert_generator_contract, decode, make_context, make_sample
+from slime_generators.endpoint import VerifiersEnv
 from slime_generators.options import VerifiersOptions
-from slime_generators.verifiers_env.generator import VerifiersEnv
 
 #: what a third party ships: a taskset with rewards, and its harness
 ENVIRONMENT = '''

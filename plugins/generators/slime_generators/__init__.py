@@ -41,7 +41,7 @@ def slime_register_generators() -> list[GeneratorSpec]:
         ),
         GeneratorSpec(
             name="verifiers_env",
-            factory="slime_generators.verifiers_env.generator:VerifiersEnv",
+            factory="slime_generators.endpoint:VerifiersEnv",
             options=VerifiersOptions,
             summary="an environment of the verifiers package, unmodified, with its own harness and rewards",
         ),

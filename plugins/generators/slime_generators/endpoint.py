@@ -16,7 +16,8 @@ from slime_endpoint import SessionServer
 from slime_generators.agents.function import FunctionAgent
 from slime_generators.agents.program import ProgramAgent
 from slime_generators.agents.task import AgentResult, AgentTask, result_of
-from slime_generators.options import AgentOptions, BlackBoxOptions
+from slime_generators.options import AgentOptions, BlackBoxOptions, VerifiersOptions
+from slime_generators.verifiers_env.agent import VerifiersAgent
 
 #: seconds until a cancelled agent must have ended
 _ENDING_S = 5.0
@@ -121,6 +122,29 @@ class BlackBox(EndpointGenerator):
         """
         agent = FunctionAgent(options.agent) if options.agent else ProgramAgent(options.command)
         super().__init__(options, context, agent)
+
+
+class VerifiersEnv(EndpointGenerator):
+    """Runs an episode of the verifiers environment for the task that a sample's metadata names.
+
+    Its harness talks to the policy (see `EndpointGenerator`), and its reward becomes the sample's (`--reward given`);
+    its metrics are `verifiers/NAME`. If an episode has several agents, the conversations of all of them are trained on,
+    with the mean reward of the trainable agents.
+    """
+
+    def __init__(self, options: VerifiersOptions, context: Context) -> None:
+        self._environment = VerifiersAgent(options)
+        super().__init__(options, context, self._environment)
+
+    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
+        """Run an episode and return its conversations. Raises the error of the environment or the policy."""
+        await self._environment.start()  # first, so that loading does not count towards the agent's deadline
+        return await super().generate(sample, sampling, policy)
+
+    async def close(self) -> None:
+        """End the environment's process and the endpoint."""
+        await self._environment.close()
+        await super().close()
 
 
 @dataclass(slots=True)
