@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from slime.config.values import Arity
-
 from slime.config.flag_table import flags_of
 from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
 from slime.config.run_config import SECTIONS
+from slime.config.value_types import Arity
 from slime.plugin import hooks as hookspecs
 from slime.registry.kinds import KINDS
 from slime.registry.plugin_set import survey_plugins
