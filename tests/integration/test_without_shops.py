@@ -61,3 +61,15 @@ def test_a_run_without_all_of_them_trains(without: Callable[..., None], slime_tr
     assert len(run.steps()) == 2
     assert not (run.run_dir / "report.html").exists()
     assert "report.html" not in run.output and "warning" not in run.output
+
+
+def test_without_the_platform_a_run_on_a_cpu_is_refused_by_name_and_one_on_gpus_is_not(
+    without: Callable[..., None], slime_train: Start
+) -> None:
+    without("slime_cpu")
+    run = slime_train("--num-rollout", "2")
+    assert run.wait() == 2
+    assert "this run is on a CPU (--device), which needs the platform `slime_cpu`" in run.output
+    assert "Traceback" not in run.output and not run.run_dir.exists()
+    planned = slime_train("--dry-run", "--num-rollout", "2", "--device", "cuda", "--ray-address", "head:6379")
+    assert planned.wait() == 0, planned.output

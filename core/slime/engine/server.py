@@ -117,7 +117,7 @@ class EngineServer(SupervisedProcess):
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.fork_server is not None and not platform_of(spec.device).forks_engines:
-            raise EngineError(f"engines on {spec.device} cannot be forked: a CUDA context does not survive that")
+            raise EngineError("a fork server is for CPU engines only: a CUDA context does not survive a fork")
         self.spec = spec
         self._reserved = None if spec.port else ReservedPort(spec.host)
         self.port = spec.port if self._reserved is None else self._reserved.number
