@@ -20,7 +20,7 @@ SOURCES = sorted(
 CORE_SOURCES = sorted(CORE.rglob("*.py"))
 
 #: the bottom: the data, what is raised, and the face for authors of plugins
-_BASE = frozenset({"types", "errors", "plugin"})
+_BASE = frozenset({"types", "errors", "plugin", "shops"})
 _CONFIGURED = _BASE | {"registry", "config"}
 _ENGINES = _CONFIGURED | {"observe", "platform", "kit.readers", "kit.processes"}
 #: Folder (or module) -> the folders that it may import at run time. Imports under `if TYPE_CHECKING` are not checked,
@@ -28,6 +28,7 @@ _ENGINES = _CONFIGURED | {"observe", "platform", "kit.readers", "kit.processes"}
 KERNEL: dict[str, frozenset[str]] = {
     "types": frozenset(),
     "platform": frozenset({"errors"}),
+    "shops": frozenset({"errors"}),
     "errors": frozenset(),
     "plugin": frozenset({"types", "errors"}),
     "registry": _BASE,
@@ -63,6 +64,7 @@ PUBLIC = frozenset(
         "types",
         "errors",
         "platform",
+        "shops",
         "data",
         "kit.sandbox",
         "kit.chat",
@@ -116,6 +118,7 @@ LIGHT = frozenset(
         "utils",
         "plugin",
         "platform",
+        "shops",
         "testing",
         "registry",
         "compat",

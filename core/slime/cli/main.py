@@ -20,7 +20,7 @@ from slime import __version__
 from slime.errors import ConfigError, PreemptedError, SlimeError, did_you_mean, disk_full, is_disk_full, one_line
 from slime.errors.raised import ONLY_IN_LOGS
 from slime.errors.redaction import without_credentials
-from slime.plugin.shops import import_shop
+from slime.shops import import_shop
 
 #: name -> (module with `run(argv) -> int`, summary); those of other packages are entry points of `COMMAND_GROUP`
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -22,7 +22,7 @@ else:
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from slime.plugin.shops import import_shop
+        from slime.shops import import_shop
 
         return getattr(import_shop("slime_sandbox", f"{__name__}.{name}"), name)
 

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from slime.plugin import Panel, PanelSpec
-from slime.plugin.shops import import_shop
+from slime.shops import import_shop
 from slime.testing.contract_rules import Contract, assert_contract, attributed, rule
 
 _STEPS = 12

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from slime.plugin import Options
-from slime.plugin.shops import import_shop
+from slime.shops import import_shop
 
 
 class SupervisedOptions(Options):

@@ -17,7 +17,7 @@ else:
     def __getattr__(name: str) -> Any:
         if name != "SessionServer":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from slime.plugin.shops import import_shop
+        from slime.shops import import_shop
 
         return import_shop("slime_endpoint", "slime.kit.sessions.SessionServer").SessionServer
 
