@@ -173,13 +173,18 @@ def test_short_requests_of_no_session_go_together(
 
     async def all_three() -> None:
         async with HttpPolicyClient(engine.url, timeout_s=30, route="together") as client:
-            sampling = SamplingParams(max_new_tokens=tokens)
+            sampling, session = SamplingParams(max_new_tokens=tokens), options.get("session")
+
+            async def send(rid: str) -> None:
+                # as a repeated request is sent, which may have to go to an engine directly
+                await client._send([1], sampling, session, rid, direct=options.get("direct", False))
+
             # one after the other where they go alone: the stub looks at the newest request
             if messages == 1:
-                await asyncio.gather(*(client.generate([1], sampling, rid=rid, **options) for rid in names(3)))
+                await asyncio.gather(*map(send, names(3)))
             else:
                 for rid in names(3):
-                    await client.generate([1], sampling, rid=rid, **options)
+                    await send(rid)
 
     asyncio.run(all_three())
     assert engine.requests == messages
