@@ -19,23 +19,19 @@ PAGE = ROOT / "docs" / "architecture.md"
 WATCHERS = (
     "observe/",
     "cli/",
-    "cpu/",
-    "errors.py",
-    "raised.py",
+    "platform.py",
+    "errors/",
     "kit/processes/",
     "rollout/stall.py",
-    "data/token_log.py",
     "run/token_log.py",
     "train/token_record.py",
     "engine/process.py",
     "engine/server.py",
     "engine/router.py",
     "run/engines.py",
-    "run/host_watch.py",
     "run/preemption.py",
     "run/ray_session.py",
-    "run/recovery.py",
-    "run/watch.py",
+    "run/supervise/",
 )
 BEGIN, END = "<!-- traced: begin -->", "<!-- traced: end -->"
 

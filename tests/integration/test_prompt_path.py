@@ -11,8 +11,9 @@ from tests.integration.prompt_path import files_of_step, install_tracer, listed
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-#: maximum number of core files in one step, from the data source to the weights in the engine
-MOST_FILES = 40
+#: Maximum number of core files in one step, from the data source to the weights in the engine. It was 40 while several
+#: of them held three concepts each: packing, attention and the client are now a file for each.
+MOST_FILES = 55
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_a_step_runs_few_files(
     run = slime_train("--num-rollout", "3")
     assert run.wait() == 0, run.output
     files = files_of_step(trace)
-    assert {"loop.py", "plugin.py"} & set(files) and any(name.startswith("train/") for name in files)
+    assert "loop.py" in files and any(name.startswith("train/") for name in files)
     assert any(name.startswith("rollout/") for name in files) and any(name.startswith("weights/") for name in files)
     assert len(files) < MOST_FILES, "\n".join(files)
 
