@@ -104,7 +104,7 @@ def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: 
     ]
     assert recording.calls[1][1]["metrics"]["train/loss"] == 0.25
     assert recording.calls[-2][1] == {"run_dir": tmp_path, "outcome": "finished"}
-    assert "  page.html              what a plugin made of the run" in text
+    assert f"  {'page.html':<22}what a plugin made of the run" in text
 
 
 def test_restarts_are_lines_metrics_and_a_fact_of_the_end(tmp_path: Path) -> None:
