@@ -28,7 +28,7 @@ from slime.kit.sessions.requests import ApiError
 from slime.testing import Say, ScriptedPolicy
 from slime_endpoint import SessionServer, listener
 from slime_endpoint import server as server_module
-from slime_endpoint.bodies import answer_body, parse_request
+from slime_endpoint.bodies import answer_body, error_body, parse_request
 
 MIB = 2**20
 
@@ -298,7 +298,7 @@ def test_every_request_is_answered_or_refused_with_a_reason() -> None:
                 assert orjson.loads(answer_body(request, node, []))["choices"]
                 seen["answered"] += 1
             except ApiError as error:
-                assert 400 <= error.status < 500 and len(orjson.loads(error.body())["error"]["message"]) < 1000
+                assert 400 <= error.status < 500 and len(orjson.loads(error_body(error))["error"]["message"]) < 1000
                 seen["refused"] += 1
 
         attempt()
