@@ -71,8 +71,8 @@ def gradients(
     answers = {}
     for mode in modes:
         options, ratio = MODES[mode]
-        rank.config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=options)})
-        rank.spec = EstimatorSpec(name="centred", factory="tests:none", ratio=ratio)
+        rank.learner.config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update=options)})
+        rank.learner.spec = EstimatorSpec(name="centred", factory="tests:none", ratio=ratio)
         metrics = rank.train(batch)
         answers[mode] = metrics, put_gradients_in_weights(rank)
         parameters = [parameter for chunk in rank.policy.chunks for parameter in chunk.parameters()]
