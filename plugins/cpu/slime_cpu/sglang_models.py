@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("slime.cpu")
 
 _PACKAGE = "sglang.srt.models"
 #: SGLang's own list of modules not to import

@@ -29,7 +29,7 @@ from slime.weights.hf_save import TYPES, companions, copy_companions, file_names
 from slime.weights.mapping import first_names
 from slime.weights.stored import read_header
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("slime.planner")
 
 #: what the files in a partial folder are made from
 _ORIGIN = "conversion.json"

@@ -41,7 +41,7 @@ _REST = 4.0
 #: seconds between two counts of what the samples of a run that goes on show
 _COUNT_EVERY_S = 10.0
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("slime.viewer")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 #: parameters of the address, all of them texts
