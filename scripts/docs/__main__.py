@@ -36,7 +36,7 @@ def build(site: Path) -> None:
         if problem := navigation_problem(stage / "docs", settings["nav"]):
             raise SystemExit(problem)
         shutil.copy(ROOT / "mkdocs.yml", stage)
-        for name in ("core", "scripts"):
+        for name in ("core", "plugins", "scripts"):
             (stage / name).symlink_to(ROOT / name)
         done = subprocess.run(
             [sys.executable, "-m", "zensical", "build", "--strict"],
