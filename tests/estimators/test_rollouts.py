@@ -7,13 +7,6 @@ import pytest
 from tests.estimators.support import GROUPED, batch_of, scalars, tokens
 
 
-@pytest.mark.parametrize("name", [name for name in GROUPED if name != "reinforce_plus_plus_baseline"])
-def test_a_rollout_of_several_samples_counts_once(name: str) -> None:
-    alone = scalars(name, [3, 5, 10])
-    batch = batch_of([3, 5, 10, 10, 10], rollouts=[0, 1, 2, 2, 2])
-    assert [part[0] for part in tokens(name, batch)] == pytest.approx([*alone, alone[2], alone[2]])
-
-
 @pytest.mark.parametrize("name", ["dr_grpo", "rloo"])
 def test_samples_of_a_rollout_share_the_advantage_of_their_mean_reward(name: str) -> None:
     alone = scalars(name, [3, 5, 10])
