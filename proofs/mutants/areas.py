@@ -88,7 +88,7 @@ AREAS: dict[str, Area] = {
             (
                 "tests/train/test_logprob.py",
                 "tests/train/test_output_layer.py",
-                "tests/train/test_hf_parity.py",
+                "tests/train/test_families.py",
                 WIRING,
             ),
             ("tests/train/test_layouts.py",),
@@ -98,7 +98,7 @@ AREAS: dict[str, Area] = {
         ("core/slime/weights/*.py", "core/slime/kit/models/*.py", "plugins/families/slime_families/*.py"),
         (
             ("tests/weights",),
-            ("tests/weights", "tests/train/test_hf_parity.py"),
+            ("tests/weights", "tests/train/test_families.py"),
             ("tests/train/test_rank.py", "tests/train/test_layouts.py"),
         ),
     ),
@@ -116,7 +116,7 @@ AREAS: dict[str, Area] = {
                 "tests/rollout/test_make_rollout_filters.py",
                 "tests/rollout/test_partial_engines.py",
             ),
-            ("tests/rollout", "tests/integration/test_filters.py"),
+            ("tests/rollout",),
         ),
     ),
     "rewards": Area(

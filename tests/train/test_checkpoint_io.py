@@ -84,7 +84,6 @@ BATCHES = [make_batch(seed=seed) for seed in range(3)]
     [
         pytest.param((1, {}), (1, {}), id="one"),
         pytest.param((2, {}), (2, {}), id="data 2", marks=pytest.mark.slow),
-        pytest.param((2, TP), (2, TP), id="tensor 2", marks=pytest.mark.slow),
         pytest.param((2, TP), (2, PP), id="tensor 2 to pipeline 2"),
         pytest.param((2, PP), (1, {}), id="pipeline 2 to one", marks=pytest.mark.slow),
         pytest.param((2, {}), (1, {}), id="data 2 to one", marks=pytest.mark.slow),

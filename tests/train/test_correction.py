@@ -42,18 +42,6 @@ def test_a_weight_is_never_infinite() -> None:
     assert weights.tolist() == pytest.approx([math.exp(20), math.exp(-20)])
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected", "outside"),
-    [("truncate", [2.0, 0.6, 1.0, 1.2], [1, 1, 0, 0]), ("mask", [0.0, 0.0, 1.0, 1.2], [1, 1, 0, 0])],
-)
-def test_truncating_and_masking_by_hand(mode: Any, expected: list[float], outside: list[int]) -> None:
-    weights = importance_weights(TRAINER, ENGINE, MASK, SEQUENCES, 2, "token")
-    used, metrics = Correction(mode, "token", low=0.6, high=2.0).apply(weights)
-    assert used.tolist() == pytest.approx(expected)
-    (fraction,) = [values for name, values in metrics.items() if name.endswith("_fraction")]
-    assert fraction.tolist() == outside
-
-
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
 def test_weights_exactly_at_a_bound_are_within_it(mode: Any) -> None:
     used, metrics = Correction(mode, "token", low=0.5, high=2.0).apply(torch.tensor([0.5, 2.0]))
@@ -100,45 +88,6 @@ def loss_of(
     (grad,) = torch.autograd.grad(loss, log_probs)
     numbers = {name: float(value) for name, value in sums.items()} | {"micro_batches": 1.0}
     return loss.item(), grad.tolist(), token_means(numbers, steps=1)
-
-
-def test_the_policy_loss_is_weighted_and_not_differentiated_through_the_weights() -> None:
-    _, plain, _ = loss_of(terms(), [1.0, 1.0, 1.0, -2.0])
-    assert plain == pytest.approx([-1.0, -1.0, 0.0, 2.0])
-    loss, grad, metrics = loss_of(terms(correction=Correction("truncate", "token", 0.0, 2.0)), [1.0, 1.0, 1.0, -2.0])
-    assert loss == pytest.approx(-2.0 - 0.5 + 2.4)
-    assert grad == pytest.approx([-2.0, -0.5, 0.0, 2.4])
-    assert metrics["correction_clip_fraction"] == pytest.approx(1 / 3)
-    assert metrics["correction_weight"] == pytest.approx((2.0 + 0.5 + 1.2) / 3)
-
-
-def test_kl_and_entropy_keep_their_full_weight() -> None:
-    ref = TRAINER - 0.5
-    masked = Correction("mask", "token", 0.0, 1e-6)
-    for correction in (None, masked):
-        loss_terms = terms(correction=correction, kl_loss_coef=1.0, kl_loss_type="k2")
-        loss, _, metrics = loss_of(loss_terms, [0.0] * 4, ref_log_probs=ref)
-        assert loss == pytest.approx(3 * 0.125)
-        assert metrics["kl"] == pytest.approx(0.125)
-    assert metrics["correction_mask_fraction"] == 1.0
-
-
-def test_off_policy_sequences_with_negative_advantage_are_masked() -> None:
-    # The mean of log pi(engine) - log pi is -ln(1.5)/2 for the first sequence and -ln(1.2) for the second.
-    # What the engine says of a masked token counts nothing, whatever it is.
-    engine = TRAINER + torch.tensor([0.3, 0.1, -math.inf, 0.05])
-    log_probs = TRAINER.clone().requires_grad_()
-    for advantages, expected in (
-        ([-1.0, 2.0, 0.0, -3.0], [0.0, -2.0, 0.0, 3.0]),  # 0.2 is above 0.1, 0.05 is not; A > 0 stays
-        ([1.0, 2.0, 0.0, -3.0], [-1.0, -2.0, 0.0, 3.0]),
-    ):
-        data = LossColumns(MASK, MASK, advantages=torch.tensor(advantages), rollout_log_probs=engine)
-        loss, sums = micro_batch_loss(
-            terms(sequence_delta=0.1), data, micro_batch(SEQUENCES), log_probs, torch.zeros(4)
-        )
-        (grad,) = torch.autograd.grad(loss, log_probs)
-        assert grad.tolist() == pytest.approx(expected)
-    assert float(sums["off_policy_sequence_fraction"]) == 0.0
 
 
 def test_mismatch_metrics_by_hand() -> None:

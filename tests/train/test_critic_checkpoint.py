@@ -19,7 +19,6 @@ pytestmark = pytest.mark.engine
 TP = {"tensor_model_parallel_size": 2}
 PP = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}
 HALF = {"sequence_parallel": True, "bf16": True}
-PLAIN = {"bf16": True, "use_distributed_optimizer": False}
 SCHEDULE = {"lr_decay_style": "linear", "lr_decay_iters": 10, "lr_warmup_iters": 1, "min_lr": 1e-4}
 BATCHES = [make_batch(seed=seed) for seed in range(3)]
 
@@ -62,10 +61,7 @@ def load_and_go_on(launcher: RankLauncher, config: Any, folder: Path) -> Any:
     [
         pytest.param((1, {}), (1, {}), id="one"),
         pytest.param((2, TP | HALF), (2, TP | HALF), id="tensor 2, half", marks=pytest.mark.slow),
-        pytest.param((1, PLAIN), (1, PLAIN), id="plain optimizer, half", marks=pytest.mark.slow),
         pytest.param((2, TP), (2, PP), id="tensor 2 to pipeline 2", marks=pytest.mark.slow),
-        pytest.param((2, PP), (1, {}), id="pipeline 2 to one", marks=pytest.mark.slow),
-        pytest.param((2, {}), (2, TP), id="data 2 to tensor 2", marks=pytest.mark.slow),
     ],
 )
 def test_loading_continues_exactly(saved: Any, loaded: Any, model_folder: Folders, tmp_path: Path) -> None:

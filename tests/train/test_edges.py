@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.support.model_folders import Folders
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.errors import SlimeError
-from slime.plugin import Advantages, EstimatorBatch
 from slime.rollout.train_batch import Ragged, TrainBatch
 
 pytestmark = pytest.mark.engine
@@ -146,31 +144,3 @@ def test_the_correction_uses_the_trainers_log_probs_from_before_the_first_step(
     assert metrics["engine_ess"] == pytest.approx(1.0, rel=1e-4)
     assert ("time/old_log_probs" in metrics) is (steps == 2)
     assert (metrics["ratio"] == 1.0) is (steps == 1)
-
-
-class Recorder(Centred):
-    """Records its KL."""
-
-    def advantages(self, batch: EstimatorBatch) -> Advantages:
-        self.kl = batch.kl
-        return super().advantages(batch)
-
-
-def shown_kl(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
-    estimator = Recorder()
-    rank = launcher.start(config, estimator)
-    rank.train(batch)
-    rank.train(batch)
-    kl = torch.cat(estimator.kl or [])
-    rank.close()
-    return kl.numpy()
-
-
-def test_the_kl_of_the_reward_uses_kl_reward_type(model_folder: Folders) -> None:
-    folder, batch = model_folder("qwen3", tied=True), make_batch()
-    answers = {
-        kind: run_ranks(shown_kl, 1, make_config(folder, kl_coef=0.1, kl_reward_type=kind), batch)[0]
-        for kind in ("k1", "k2")
-    }
-    assert np.abs(answers["k1"]).max() > 1e-3
-    assert answers["k2"] == pytest.approx(np.square(answers["k1"]) / 2, rel=1e-4, abs=1e-7)

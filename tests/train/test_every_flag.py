@@ -15,8 +15,6 @@ from tests.train.flag_cases import (
     MOVES,
     MOVES_EXPERTS,
     NEUTRAL,
-    OWN_MOVES,
-    OWN_NEUTRAL,
 )
 
 from slime.config import config_problems, read_config
@@ -24,7 +22,6 @@ from slime.config.flag_table import flags_of
 from slime.config.flags import MEGATRON, Flag
 from slime.config.installed import known_options
 from slime.config.megatron_effects import dependent_notes, is_default, matches
-from slime.config.options import AlgorithmOptions
 
 KNOWN = known_options("megatron")
 REFUSED = [(row["options"], row["why"]) for row in KNOWN["refused"]]
@@ -72,11 +69,6 @@ def classes_of(key: str) -> list[str]:
 
 def test_every_megatron_option_is_classified_once() -> None:
     assert {key: classes_of(key) for key in FLAGS if len(classes_of(key)) != 1} == {}
-
-
-def test_every_option_of_the_algorithm_is_classified() -> None:
-    assert set(AlgorithmOptions.model_fields) <= OWN_MOVES.keys() | OWN_NEUTRAL.keys()
-    assert not OWN_MOVES.keys() & OWN_NEUTRAL.keys()
 
 
 def test_the_tables_name_only_options_that_exist() -> None:

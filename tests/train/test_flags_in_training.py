@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.model_folders import Folders
-from tests.train.flag_cases import MOVES, NEUTRAL, NOT_TOGETHER, OWN_MOVES
+from tests.train.flag_cases import MOVES, NEUTRAL, NOT_TOGETHER
 from tests.train.harness import RankLauncher, make_batch, make_config, run_ranks
 from tests.train.test_every_flag import FLAGS, another_value
 
@@ -43,14 +43,14 @@ def numbers_of_all(_: RankLauncher, cases: list[Any]) -> list[Numbers]:
     return found
 
 
-def config_with(folder: Path, megatron: dict[str, Any], own: dict[str, Any]) -> Any:
+def config_with(folder: Path, megatron: dict[str, Any]) -> Any:
     algorithm = {"advantage_estimator": "grpo", "reward": "exact_match", "n_samples_per_prompt": 4, "num_rollout": 4}
     return resolve(
         make_config(
             folder,
             steps=2,
             megatron=megatron,
-            **algorithm | {"rollout_batch_size": 2, "num_steps_per_rollout": 2} | own,
+            **algorithm | {"rollout_batch_size": 2, "num_steps_per_rollout": 2},
         )
     )
 
@@ -61,7 +61,6 @@ def config_with(folder: Path, megatron: dict[str, Any], own: dict[str, Any]) -> 
 def test_every_flag_moves_a_number_or_is_listed_as_neutral(model_folder: Folders) -> None:
     sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
     folder = model_folder("qwen3", **sizes)
-    other = {"OTHER": str(model_folder("qwen3", seed=2, **sizes))}
     neutral = {
         key: another_value(FLAGS[key])
         for key in FLAGS
@@ -69,18 +68,13 @@ def test_every_flag_moves_a_number_or_is_listed_as_neutral(model_folder: Folders
         if matches(key, names) and key not in NOT_TOGETHER
     }
     neutral["make_vocab_size_divisible_by"] = 100  # the vocabulary is a multiple of smaller numbers already
-    cases: dict[str, Any] = {"base": config_with(folder, {}, {}), "neutral": config_with(folder, neutral, {})}
+    cases: dict[str, Any] = {"base": config_with(folder, {}), "neutral": config_with(folder, neutral)}
     pairs: dict[str, str] = {}
     for key, (value, beside) in MOVES.items():
         plain = f"base {sorted(beside.items())}" if beside else "base"
-        cases.setdefault(plain, config_with(folder, beside, {}))
-        cases[key], pairs[key] = config_with(folder, beside | {key: value}, {}), plain
-    for key, (value, beside) in OWN_MOVES.items():
-        plain = f"own {sorted(beside.items())}" if beside else "base"
-        cases.setdefault(plain, config_with(folder, {}, beside))
-        chosen = other.get(value, value) if isinstance(value, str) else value
-        cases[key], pairs[key] = config_with(folder, {}, beside | {key: chosen}), plain
-    cases["base again"] = config_with(folder, {}, {})
+        cases.setdefault(plain, config_with(folder, beside))
+        cases[key], pairs[key] = config_with(folder, beside | {key: value}), plain
+    cases["base again"] = config_with(folder, {})
     [found] = run_ranks(numbers_of_all, 1, list(cases.values()), timeout_s=800)
     numbers = dict(zip(cases, found, strict=True))
 

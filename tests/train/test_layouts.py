@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -145,7 +144,7 @@ def assert_close(got: dict[str, float], expected: dict[str, float], skip: tuple[
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if "overlapped" not in name])
+@pytest.mark.parametrize("layout", ["tensor 2, sequence", "pipeline 2, virtual 2", "data 2", "context 2"])
 @pytest.mark.row("N3")
 def test_loss_and_gradients_equal_those_of_one_rank(layout: str, model_folder: Folders) -> None:
     folder = model_folder("qwen3", tied=True, num_hidden_layers=4)
@@ -188,12 +187,7 @@ def test_training_equals_that_of_one_rank(layout: str, model_folder: Folders) ->
 @pytest.mark.engine
 @pytest.mark.parametrize(
     "budget",
-    [
-        {"micro_batch_size": 1},
-        {"micro_batch_size": 3},
-        {"max_tokens_per_gpu": 10},
-        {"max_tokens_per_gpu": 8192},
-    ],
+    [{"micro_batch_size": 3}, {"max_tokens_per_gpu": 10}],
     ids=str,
 )
 def test_micro_batching_does_not_change_loss_or_gradients(budget: dict[str, int], model_folder: Folders) -> None:
@@ -252,20 +246,3 @@ def test_ranks_on_one_machine_share_its_cores(model_folder: Folders) -> None:
     # As if there were two machines of one rank each: what counts is where the ranks are.
     config = make_config(folder, world_size=2, threads_per_rank=None, actor_num_nodes=2, actor_num_gpus_per_node=1)
     assert run_ranks(threads, 2, config) == [max(1, len(os.sched_getaffinity(0)) // 2)] * 2
-
-
-def in_a_thread(launcher: RankLauncher, config: Any, batch: TrainBatch) -> dict[str, float]:
-    answer: list[dict[str, float]] = []
-    rank = launcher.start(config, Centred())
-    thread = threading.Thread(target=lambda: answer.append(rank.train(batch)))
-    thread.start()
-    thread.join()
-    rank.close()
-    return answer[0]
-
-
-@pytest.mark.engine
-def test_training_works_in_a_different_thread(model_folder: Folders) -> None:
-    config = make_config(model_folder("qwen3", tied=True), world_size=2, megatron={"tensor_model_parallel_size": 2})
-    first, second = run_ranks(in_a_thread, 2, config, make_batch())
-    assert untimed(first) == untimed(second)

@@ -139,15 +139,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
     "alone, no sums in products": (1, {"gradient_accumulation_fusion": False}),
     "tensor 2, sequence": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
-    "tensor 2, pipeline 2, virtual 2": (
-        4,
-        {
-            "tensor_model_parallel_size": 2,
-            "pipeline_model_parallel_size": 2,
-            "num_layers_per_virtual_pipeline_stage": 1,
-        },
+    "pipeline 2, virtual 2": (
+        2,
+        {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1},
     ),
-    "context 2": (2, {"context_parallel_size": 2}),
     "data 2, overlapped": (2, {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20000}),
 }
 

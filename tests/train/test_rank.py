@@ -42,63 +42,12 @@ def test_the_reference_stays_the_initial_policy(model_folder: Folders) -> None:
     assert metrics[2]["kl"] > metrics[1]["kl"] > 1e-5
 
 
-def test_ref_load_names_another_reference(model_folder: Folders) -> None:
-    policy, other = model_folder("qwen3", tied=True), model_folder("qwen3", seed=2, tied=True)
-    batch = make_batch()
-    config = make_config(policy, use_kl_loss=True, ref_load=str(other))
-    ((_, _, reference, _, _),) = run_ranks(reference_log_probs, 1, config, batch)
-    ((expected, *_),) = run_ranks(reference_log_probs, 1, make_config(other, use_kl_loss=True), batch)
-    for a, b in zip(reference, expected, strict=True):
-        assert np.array_equal(a, b)
-
-
-def supervised(launcher: RankLauncher, config: Any, batch: TrainBatch) -> list[dict[str, float]]:
-    rank = launcher.start(config)
-    metrics = [rank.train(batch) for _ in range(6)]
-    rank.close()
-    return metrics
-
-
-def test_supervised_loss_is_the_mean_negative_log_prob_and_falls(model_folder: Folders) -> None:
-    folder = model_folder("qwen3", tied=True)
-    batch = make_batch(masked=False)
-    config = make_config(folder, loss_type="sft_loss", calculate_per_token_loss=True)
-    (metrics,) = run_ranks(supervised, 1, config, batch)
-    ((initial, *_),) = run_ranks(reference_log_probs, 1, make_config(folder, use_kl_loss=True), batch)
-    assert metrics[0]["loss"] == pytest.approx(-np.concatenate(initial).mean(), rel=1e-5)
-    losses = [one["loss"] for one in metrics]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 0.9 * losses[0]
-    assert "ratio" not in metrics[0] and "kl" not in metrics[0]
-
-
 def several_steps(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
     rank = launcher.start(config, Centred())
     old = rank.log_probs(batch)
     metrics = rank.train(batch)
     rank.close()
     return old, metrics
-
-
-def test_metrics_of_a_rollout_with_several_steps(model_folder: Folders) -> None:
-    batch = make_batch(samples=8, steps=2, rollout_log_probs=True)
-    config = make_config(model_folder("qwen3", tied=True), megatron={"lr_decay_style": "linear", "lr_decay_iters": 4})
-    ((old, metrics),) = run_ranks(several_steps, 1, config, batch)
-    assert batch.rollout_log_probs is not None
-    mask = np.concatenate(batch.loss_masks) > 0
-    gap = np.abs(np.concatenate(old) - np.concatenate(batch.rollout_log_probs))[mask]
-    assert metrics["logprob_gap_mean"] == pytest.approx(gap.mean(), rel=1e-4)
-    assert metrics["logprob_gap_max"] == pytest.approx(gap.max(), rel=1e-4)
-    assert metrics["tokens"] == mask.sum()
-    assert metrics["lr"] == pytest.approx(1e-2 * 3 / 4)  # that of the last step taken, the second of four
-    assert metrics["ratio"] != 1.0  # in the second step the policy differs from the old log-probs
-    assert metrics["time/old_log_probs"] > 0 and metrics["time/forward_backward"] > 0
-
-
-def test_a_single_step_needs_no_pass_for_old_log_probs(model_folder: Folders) -> None:
-    ((_, metrics),) = run_ranks(several_steps, 1, make_config(model_folder("qwen3", tied=True)), make_batch())
-    assert "time/old_log_probs" not in metrics
-    assert metrics["ratio"] == 1.0
 
 
 def rows_of_logits(launcher: RankLauncher, config: Any, batch: TrainBatch) -> tuple[int, ...]:
@@ -268,31 +217,3 @@ def test_a_rank_without_its_partner_times_out(model_folder: Folders) -> None:
     (message,) = run_ranks(alone, 1, config, timeout_s=120)
     assert "rank 0 of 2 could not join the others at 127.0.0.1:" in message
     assert "within 0.03 minutes" in message
-
-
-def against_the_engine(launcher: RankLauncher, config: Any, batch: TrainBatch, shift: float) -> dict[str, float]:
-    rank = launcher.start(config, Centred())
-    recorded = [values + shift for values in rank.log_probs(batch)]
-    metrics: dict[str, float] = rank.train(
-        dataclasses.replace(batch, rollout_log_probs=Ragged.of(recorded, np.float32))
-    )
-    rank.close()
-    return metrics
-
-
-def test_the_ratio_can_use_the_engines_log_probs(model_folder: Folders) -> None:
-    folder = model_folder("qwen3", tied=True)
-    for by_engine, ratio in ((True, np.exp(-0.1)), (False, 1.0)):
-        config = make_config(folder, use_rollout_logprobs=by_engine)
-        [metrics] = run_ranks(against_the_engine, 1, config, make_batch(), 0.1)
-        assert metrics["ratio"] == pytest.approx(ratio, abs=1e-5)
-        assert metrics["logprob_gap_mean"] == pytest.approx(0.1, abs=1e-5)
-
-
-def test_supervised_loss_ignores_the_sampling_temperature(model_folder: Folders) -> None:
-    folder, batch = model_folder("qwen3", tied=True), make_batch()
-    losses = [
-        run_ranks(supervised, 1, make_config(folder, loss_type="sft_loss", rollout_temperature=t), batch)[0][0]["loss"]
-        for t in (1.0, 0.5)
-    ]
-    assert losses[0] == losses[1]

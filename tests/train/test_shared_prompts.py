@@ -296,13 +296,9 @@ FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompu
 @pytest.mark.parametrize(
     ("family", "layout", "options"),
     [
-        ("llama", "one rank", {}),
-        ("qwen3", "one rank", {}),
-        ("qwen3", "one rank", {"recompute_activations": True}),
+        ("llama", "one rank", {"recompute_activations": True}),
         ("qwen3", "one rank", FULL),
-        ("qwen3", "tensor 2", {}),
         ("qwen3", "tensor 2, sequence", {}),
-        ("qwen3", "pipeline 2", {}),
         ("qwen3", "pipeline 2, virtual 2", {}),
         ("qwen3", "data 2", {}),
     ],
