@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,10 @@ from tests.support.families import read_architecture
 from tests.support.tiny_models import write_tiny_tokenizer
 
 from slime.cli.main import main
+from slime.config import RunConfig
+from slime.registry.plugin_set import load_plugins
+from slime.run.checkpoint.read import TRAINER_PART
+from slime.run.checkpoint.save import CheckpointWriter
 
 __all__ = ["install", "install_reward"]
 
@@ -58,6 +65,64 @@ def write_weights(folder: Path, **changed: np.ndarray | None) -> None:
     shapes = read_architecture(folder).shapes
     tensors = {name: np.full(shape, 0.5, dtype=np.float32) for name, shape in shapes.items()} | changed
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
+class Loop(ModuleType):
+    """Replaces the start of Ray: records what it is told to do, and ends as a test wants."""
+
+    def __init__(self) -> None:
+        super().__init__("slime.run.entry")
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.outcome: BaseException | None = None
+        #: rollouts after which it saves a checkpoint and is interrupted
+        self.saves: int | None = None
+
+    @property
+    def configs(self) -> list[RunConfig]:
+        return [arguments[0] for _, arguments in self.calls]
+
+    @property
+    def folders(self) -> list[Path]:
+        return [arguments[1] for _, arguments in self.calls]
+
+    def train(self, *arguments: Any) -> int:
+        code = self._record("train", arguments)
+        if self.saves is not None:
+            save_checkpoint(arguments[0], self.saves)
+            raise KeyboardInterrupt
+        return code
+
+    def evaluate(self, *arguments: Any) -> int:
+        return self._record("evaluate", arguments)
+
+    def export(self, *arguments: Any) -> int:
+        return self._record("export", arguments)
+
+    def _record(self, name: str, arguments: tuple[Any, ...]) -> int:
+        self.calls.append((name, arguments))
+        if self.outcome is not None:
+            raise self.outcome
+        return 0
+
+
+def save_checkpoint(config: RunConfig, done: int) -> None:
+    """Write a checkpoint without weights."""
+    assert config.checkpoint.save is not None
+    writer = CheckpointWriter(Path(config.checkpoint.save), config, load_plugins(config.plugins).provenance(config))
+    temporary = writer.begin(done)
+    (temporary / TRAINER_PART / "weights").write_text(str(done))
+    writer.commit(temporary, {}, rollouts_done=done, weight_version=done, trained_at={})
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    """In place of the start of Ray."""
+    import slime.run
+
+    module = Loop()
+    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
+    monkeypatch.setattr(slime.run, "entry", module, raising=False)
+    return module
 
 
 @pytest.fixture(scope="session")

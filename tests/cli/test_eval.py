@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-from tests.cli.conftest import Slime, split
+from tests.cli.conftest import Loop, Slime, split
 
 from slime.config import RunConfig, config_from_toml
 from slime.config.eval_sets import eval_sets
@@ -17,28 +14,6 @@ from slime.run.checkpoint.read import Checkpoint
 from slime.run.checkpoint.save import CheckpointWriter
 
 Refused = Callable[..., str]
-
-
-class Evaluation(ModuleType):
-    """Replaces the start of Ray and records its arguments."""
-
-    def __init__(self) -> None:
-        super().__init__("slime.run.entry")
-        self.calls: list[tuple[Any, ...]] = []
-
-    def evaluate(self, *arguments: Any) -> int:
-        self.calls.append(arguments)
-        return 0
-
-
-@pytest.fixture
-def evaluation(monkeypatch: pytest.MonkeyPatch) -> Evaluation:
-    import slime.run
-
-    module = Evaluation()
-    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
-    monkeypatch.setattr(slime.run, "entry", module, raising=False)
-    return module
 
 
 @pytest.fixture
@@ -84,10 +59,10 @@ def test_a_dry_run_prints_what_would_be_evaluated(slime: Slime, words: list[str]
 
 
 def test_a_model_folder_is_evaluated_without_training_options(
-    slime: Slime, words: list[str], evaluation: Evaluation, described_model: Path
+    slime: Slime, words: list[str], loop: Loop, described_model: Path
 ) -> None:
     assert slime("eval", *words, "--run-name", "e").code == 0
-    [(config, run_dir, _plugins, checkpoint, _exporting)] = evaluation.calls
+    [(_, (config, run_dir, _plugins, checkpoint, _exporting))] = loop.calls
     assert (config.checkpoint.hf_checkpoint, checkpoint) == (str(described_model), None)
     assert (config.data.prompt_data, config.rollout.rollout_batch_size) == (RunConfig().data.prompt_data, None)
     assert run_dir == Path("outputs/e")
@@ -95,10 +70,10 @@ def test_a_model_folder_is_evaluated_without_training_options(
 
 
 def test_flags_override_the_options_saved_in_a_checkpoint(
-    slime: Slime, evaluation: Evaluation, checkpoint: Path, prompts: Path
+    slime: Slime, loop: Loop, checkpoint: Path, prompts: Path
 ) -> None:
     assert slime("eval", str(checkpoint), "--eval-temperature", "0.5", "--run-name", "e").code == 0
-    [(config, run_dir, _plugins, saved, exporting)] = evaluation.calls
+    [(_, (config, run_dir, _plugins, saved, exporting))] = loop.calls
     assert isinstance(saved, Checkpoint)
     assert (saved.path, saved.rollouts_done) == (checkpoint / "rollout_000002", 2)
     [own] = eval_sets(config)
@@ -109,25 +84,21 @@ def test_flags_override_the_options_saved_in_a_checkpoint(
     assert run_dir == Path("outputs/e")
 
 
-def test_the_run_folder_of_the_checkpoint_is_left_unchanged(
-    slime: Slime, evaluation: Evaluation, checkpoint: Path
-) -> None:
+def test_the_run_folder_of_the_checkpoint_is_left_unchanged(slime: Slime, loop: Loop, checkpoint: Path) -> None:
     assert slime("eval", str(checkpoint)).code == 0
-    assert evaluation.calls[0][1].name.startswith("eval_")
+    assert loop.folders[0].name.startswith("eval_")
 
 
-def test_one_of_several_checkpoints_can_be_selected(slime: Slime, evaluation: Evaluation, checkpoint: Path) -> None:
+def test_one_of_several_checkpoints_can_be_selected(slime: Slime, loop: Loop, checkpoint: Path) -> None:
     assert slime("eval", str(checkpoint / "rollout_000002")).code == 0
-    assert evaluation.calls[0][3].path == checkpoint / "rollout_000002"
+    assert loop.calls[0][1][3].path == checkpoint / "rollout_000002"
 
 
-def test_a_supervised_run_can_be_evaluated(
-    slime: Slime, evaluation: Evaluation, tmp_path: Path, words: list[str]
-) -> None:
+def test_a_supervised_run_can_be_evaluated(slime: Slime, loop: Loop, tmp_path: Path, words: list[str]) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[algorithm]\nloss_type = "sft_loss"\n[generator]\nname = "supervised"\n')
     assert slime("eval", str(file), "--hf-checkpoint", *words).code == 0
-    assert evaluation.calls[0][0].generator_name == "single_turn"
+    assert loop.configs[0].generator_name == "single_turn"
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-from tests.cli.conftest import Slime
+from tests.cli.conftest import Loop, Slime
 from tests.support.hostile_checkpoints import ATTACKS
 
 from slime.config import load_config
@@ -24,37 +21,6 @@ DANGEROUS = {
     "trust_remote_code": ["--trust-remote-code"],
     "custom_weight_loader": ["--sglang-custom-weight-loader", "package.module.function"],
 }
-
-
-class Loop(ModuleType):
-    """Replaces the loop, which imports Ray, and records what it is called with."""
-
-    def __init__(self) -> None:
-        super().__init__("slime.run.entry")
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-
-    def train(self, *arguments: Any) -> int:
-        return self._record("main", arguments)
-
-    def evaluate(self, *arguments: Any) -> int:
-        return self._record("evaluate", arguments)
-
-    def export(self, *arguments: Any) -> int:
-        return self._record("export", arguments)
-
-    def _record(self, name: str, arguments: tuple[Any, ...]) -> int:
-        self.calls.append((name, arguments))
-        return 0
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    import slime.run
-
-    module = Loop()
-    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
-    monkeypatch.setattr(slime.run, "entry", module, raising=False)
-    return module
 
 
 @pytest.fixture
@@ -204,4 +170,4 @@ def test_a_finished_run_exports_again_without_training(
     assert config.checkpoint.initial_megatron_checkpoint == f"{folder}/rollout_000002"
     assert config.algorithm.loss_type == "sft_loss"  # nothing is generated, so no engines
     slime("train", *words, "--save-hf", "out/{rollout}", "--num-rollout", "3")
-    assert loop.calls[-1][0] == "main", "one rollout is left to train"
+    assert loop.calls[-1][0] == "train", "one rollout is left to train"

@@ -29,32 +29,6 @@ def write(path: Path, *rows: object) -> str:
 # --- data ------------------------------------------------------------------------------------------
 
 
-def test_a_missing_data_file(refused: Refused, tmp_path: Path) -> None:
-    assert f"{tmp_path}/no.jsonl does not exist" in refused("--prompt-data", str(tmp_path / "no.jsonl"))
-
-
-def test_an_unreadable_data_file(refused: Refused, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    assert f"{tmp_path}/folder is a folder" in refused("--prompt-data", str(tmp_path / "folder"))
-
-
-def test_an_empty_data_file(refused: Refused, tmp_path: Path) -> None:
-    path = write(tmp_path / "d.jsonl")
-    assert f"{path} has no rows" in refused("--prompt-data", path)
-
-
-def test_a_bad_json_line_is_named_with_its_number(refused: Refused, tmp_path: Path) -> None:
-    path = write(tmp_path / "d.jsonl", {"prompt": "a", "label": "b"}, '{"prompt": ')
-    assert f"{path}:2 is not valid JSON" in refused("--prompt-data", path)
-
-
-def test_a_missing_key_is_named_with_its_row_and_the_existing_keys(refused: Refused, tmp_path: Path) -> None:
-    path = write(tmp_path / "d.jsonl", {"prompt": "a", "label": "b"}, {"prompt": "a", "lable": "b"})
-    message = refused("--prompt-data", path)
-    assert f"{path}:2 has no key 'label' (--label-key)" in message
-    assert "Did you mean lable?" in message
-
-
 def test_a_prompt_longer_than_the_context_is_named_with_the_numbers(refused: Refused, tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", {"prompt": "a", "label": "b"}, {"prompt": "a" * 57, "label": "b"})
     message = refused("--prompt-data", path)
@@ -78,13 +52,6 @@ def test_the_chat_templates_tokens_count_towards_the_limit(refused: Refused, tmp
     assert "the prompt has 69 tokens, expected at most 56" in refused("--prompt-data", path, "--apply-chat-template")
 
 
-def test_a_chat_without_its_template_is_refused(refused: Refused, tmp_path: Path) -> None:
-    path = write(tmp_path / "d.jsonl", {"prompt": [{"role": "user", "content": "a"}], "label": "b"})
-    assert f"{path}:1: the prompt is a list of chat messages, which needs --apply-chat-template" in refused(
-        "--prompt-data", path
-    )
-
-
 def test_a_response_that_leaves_no_room_is_refused(refused: Refused) -> None:
     assert "leaves no room for a prompt in the context of 64 tokens" in refused("--rollout-max-response-len", "64")
 
@@ -104,20 +71,6 @@ def test_stop_tokens_outside_the_vocabulary_are_refused_with_the_numbers(refused
 
 
 # --- arithmetic and ranks ----------------------------------------------------------------------------
-
-
-def test_a_broken_batch_identity_is_refused_with_the_numbers(refused: Refused) -> None:
-    message = refused("--global-batch-size", "3", "--num-steps-per-rollout", "2")
-    assert "--rollout-batch-size 4 x --n-samples-per-prompt 2 = 8 samples per rollout" in message
-    assert "--global-batch-size 3 x --num-steps-per-rollout 2 = 6" in message
-
-
-def test_more_ranks_than_devices_are_refused_with_the_numbers(refused: Refused) -> None:
-    words = ("--tensor-model-parallel-size", "4", "--actor-num-gpus-per-node", "2")
-    assert (
-        "--tensor-model-parallel-size 4 needs 4 ranks, but --actor-num-nodes 1 x --actor-num-gpus-per-node 2 = 2"
-        in (refused(*words))
-    )
 
 
 def test_more_gpus_than_available_are_refused_with_the_numbers(
@@ -151,20 +104,6 @@ def test_an_unknown_component_is_refused_with_the_nearest(refused: Refused, flag
     message = refused(flag, wrong)
     assert wrong in message
     assert f"Did you mean {near}?" in message
-
-
-def test_an_option_a_component_does_not_have_is_refused(refused: Refused) -> None:
-    message = refused("--reward.no-such-option", "5")
-    assert "rewards/exact_match" in message
-    assert "no option 'no_such_option'" in message
-
-
-def test_a_wrong_option_of_a_component_is_refused(refused: Refused) -> None:
-    assert "'eps' is 'small'" in refused("--estimator.eps", "small")
-
-
-def test_an_estimator_that_compares_samples_needs_several(refused: Refused) -> None:
-    assert "--n-samples-per-prompt is 1" in refused("--n-samples-per-prompt", "1")
 
 
 # --- the model folder --------------------------------------------------------------------------------

@@ -4,59 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-from tests.cli.conftest import Slime
+from tests.cli.conftest import Loop, Slime, save_checkpoint
 
-from slime.config import RunConfig
-from slime.registry.plugin_set import load_plugins
-from slime.run.checkpoint.read import TRAINER_PART
-from slime.run.checkpoint.save import CheckpointWriter
 from slime.run.run_lock import LOCK, RunLock
 
 RUN = Path("outputs/run")
-
-
-class Loop(ModuleType):
-    """Replaces the start of Ray: saves a checkpoint after as many rollouts as it is told to, and then fails."""
-
-    def __init__(self) -> None:
-        super().__init__("slime.run.entry")
-        self.configs: list[RunConfig] = []
-        self.folders: list[Path] = []
-        self.saves: int | None = None
-
-    def train(self, config: RunConfig, run_dir: Path, plugins: Any) -> int:
-        del plugins
-        self.configs.append(config)
-        self.folders.append(run_dir)
-        if self.saves is not None:
-            save(config, self.saves)
-            raise KeyboardInterrupt
-        return 0
-
-
-def save(config: RunConfig, done: int) -> None:
-    """Write a checkpoint without weights."""
-    assert config.checkpoint.save is not None
-    writer = CheckpointWriter(Path(config.checkpoint.save), config, load_plugins(config.plugins).provenance(config))
-    temporary = writer.begin(done)
-    (temporary / TRAINER_PART / "weights").write_text(str(done))
-    writer.commit(temporary, {}, rollouts_done=done, weight_version=done, trained_at={})
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    import slime.run
-
-    module = Loop()
-    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
-    monkeypatch.setattr(slime.run, "entry", module, raising=False)
-    return module
 
 
 @pytest.fixture
@@ -103,14 +58,14 @@ def test_without_a_checkpoint_the_run_begins_again_in_its_folder(slime: Slime, w
 
 
 def test_a_stated_checkpoint_wins(slime: Slime, interrupted: Loop) -> None:
-    save(interrupted.configs[0], 3)
+    save_checkpoint(interrupted.configs[0], 3)
     assert slime("train", "--resume", str(RUN), "--load", str(RUN / "checkpoints" / "rollout_000002")).code == 0
     assert interrupted.configs[-1].checkpoint.load == str(RUN / "checkpoints" / "rollout_000002")
 
 
 def test_a_run_that_went_back_does_not_jump_ahead_before_it_has_saved(slime: Slime, interrupted: Loop) -> None:
     root = RUN / "checkpoints"
-    save(interrupted.configs[0], 3)
+    save_checkpoint(interrupted.configs[0], 3)
     os.utime(root / "latest", (1, 1))  # long ago
     back = str(root / "rollout_000002")
     assert slime("train", "--resume", str(RUN), "--load", back, "--num-rollout", "5").code == 0
@@ -124,7 +79,7 @@ def test_a_run_that_went_back_does_not_jump_ahead_before_it_has_saved(slime: Sli
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_finished_run_is_left_alone(slime: Slime, interrupted: Loop, trained: bool) -> None:
     if trained:  # and killed before it could end
-        save(interrupted.configs[0], 4)
+        save_checkpoint(interrupted.configs[0], 4)
     else:
         assert slime("train", "--resume", str(RUN)).code == 0
     runs = len(interrupted.configs)

@@ -5,43 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
-from tests.cli.conftest import Slime, split
+from tests.cli.conftest import Loop, Slime, split
 
-from slime.config import RunConfig, config_from_toml
+from slime.config import config_from_toml
 from slime.config.run_config import SECTION_OF, SECTIONS
 from slime.config.run_file import PATHS, with_absolute_paths
 from slime.errors import EngineError
-
-
-class Loop(ModuleType):
-    """Replaces the start of Ray and records its arguments."""
-
-    def __init__(self) -> None:
-        super().__init__("slime.run.entry")
-        self.calls: list[tuple[RunConfig, Path, Any]] = []
-        self.outcome: BaseException | None = None
-
-    def train(self, config: RunConfig, run_dir: Path, plugins: Any) -> int:
-        self.calls.append((config, run_dir, plugins))
-        if self.outcome is not None:
-            raise self.outcome
-        return 0
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    import slime.run
-
-    module = Loop()
-    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
-    monkeypatch.setattr(slime.run, "entry", module, raising=False)
-    return module
 
 
 @pytest.fixture
@@ -54,7 +26,7 @@ def train(slime: Slime, described_model: Path, prompts: Path) -> Slime:
 
 def test_the_loop_gets_the_resolved_configuration_and_its_folder(train: Slime, loop: Loop) -> None:
     assert train("--run-name", "run").code == 0
-    [(config, run_dir, plugins)] = loop.calls
+    [(_, (config, run_dir, plugins))] = loop.calls
     assert run_dir == Path("outputs/run")
     assert config.rollout.global_batch_size == 8
     assert plugins.find("reward", "exact_match").name == "exact_match"
@@ -63,9 +35,9 @@ def test_the_loop_gets_the_resolved_configuration_and_its_folder(train: Slime, l
 def test_the_saved_configuration_starts_the_same_run(train: Slime, slime: Slime, loop: Loop) -> None:
     assert train("--run-name", "run").code == 0
     saved = Path("outputs/run/config.toml")
-    assert config_from_toml(saved.read_text()) == with_absolute_paths(loop.calls[0][0])
+    assert config_from_toml(saved.read_text()) == with_absolute_paths(loop.configs[0])
     assert slime("train", str(saved), "--run-name", "again").code == 0
-    first, second = (config.model_dump(exclude={"run"}) for config, _, _ in loop.calls)
+    first, second = (config.model_dump(exclude={"run"}) for config in loop.configs)
     assert first == second
 
 
@@ -79,9 +51,9 @@ def test_the_saved_configuration_works_from_any_folder(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert slime("train", str(saved), "--run-name", "again").code == 0
-    assert loop.calls[1][1] == tmp_path / "outputs" / "again"
-    assert loop.calls[1][0].data.prompt_data == [f"{prompts}@[0:4]=1"]
-    assert loop.calls[1][0].evaluation.eval_prompt_data == [("held", str(prompts))]
+    assert loop.folders[1] == tmp_path / "outputs" / "again"
+    assert loop.configs[1].data.prompt_data == [f"{prompts}@[0:4]=1"]
+    assert loop.configs[1].evaluation.eval_prompt_data == [("held", str(prompts))]
 
 
 def test_every_option_that_names_a_path_is_made_absolute() -> None:
@@ -99,13 +71,13 @@ def test_every_option_that_names_a_path_is_made_absolute() -> None:
 def test_a_run_from_a_saved_configuration_saves_in_its_own_folder(train: Slime, slime: Slime, loop: Loop) -> None:
     assert train("--run-name", "run", "--save-interval", "5").code == 0
     assert slime("train", "outputs/run/config.toml", "--run-name", "again").code == 0
-    first, again = (Path(config.checkpoint.save) for config, _, _ in loop.calls)
+    first, again = (Path(config.checkpoint.save) for config in loop.configs)
     assert (first, again) == (Path("outputs/run/checkpoints"), Path("outputs/again/checkpoints").absolute())
 
 
 def test_a_run_without_a_name_is_named_by_date_and_time(train: Slime, loop: Loop) -> None:
     assert train().code == 0
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}", loop.calls[0][1].name)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}", loop.folders[0].name)
 
 
 def test_an_empty_run_folder_is_used(train: Slime, loop: Loop, tmp_path: Path) -> None:
@@ -122,7 +94,7 @@ def test_a_refused_run_leaves_no_folder(train: Slime, loop: Loop, tmp_path: Path
 
 def test_options_without_effect_are_noted_on_stderr(train: Slime, loop: Loop) -> None:
     assert "slime: note: --eval-interval has no effect" in train("--eval-interval", "5").err
-    assert loop.calls[0][0].evaluation.eval_interval is None
+    assert loop.configs[0].evaluation.eval_interval is None
 
 
 @pytest.mark.parametrize(

@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
-from tests.cli.conftest import Slime
+from tests.cli.conftest import Loop, Slime, loop
 from tests.cli.test_eval import checkpoint
 
-__all__ = ["checkpoint"]
-
-
-class Loop(ModuleType):
-    """Replaces the loop, which imports Ray."""
-
-    def __init__(self) -> None:
-        super().__init__("slime.run.entry")
-        self.calls: list[tuple[Any, ...]] = []
-
-    def export(self, *arguments: Any) -> int:
-        self.calls.append(arguments)
-        return 0
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    import slime.run
-
-    module = Loop()
-    monkeypatch.setitem(sys.modules, "slime.run.entry", module)
-    monkeypatch.setattr(slime.run, "entry", module, raising=False)
-    return module
+__all__ = ["checkpoint", "loop"]
 
 
 def with_adapters(checkpoint: Path) -> None:
@@ -46,7 +22,7 @@ def test_adapters_are_merged_by_training_ranks_without_estimator_or_data(
     with_adapters(checkpoint)
     ended = slime("convert", str(checkpoint), str(tmp_path / "model"), "--device", "cpu", "--run-name", "e")
     assert ended.code == 0, ended.err
-    [(config, run_dir, _, folder)] = loop.calls
+    [(_, (config, run_dir, _, folder))] = loop.calls
     assert (run_dir, folder) == (Path("outputs/e"), tmp_path / "model")
     assert Path(config.checkpoint.initial_megatron_checkpoint).resolve() == (checkpoint / "rollout_000002").resolve()
     assert (config.algorithm.loss_type, config.data.prompt_data, config.checkpoint.save) == ("sft_loss", [], None)
