@@ -5,25 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.registry.conftest import IMPL
 from tests.registry.conftest import make_config as config_with
 
 from slime.errors import ConfigError
 from slime.registry.plugin_set import survey_plugins
-
-GREEDY = """
-    from pydantic import Field
-    import slime.plugin as sp
-
-    slime_api = 1
-
-    class Mine(sp.Options):
-        timeout_s: float = Field(default=1.0)
-
-    @sp.hookimpl
-    def slime_register_rewards():
-        return [sp.RewardSpec(name="r", factory="greedy_impl:Impl", options=Mine)]
-"""
 
 
 def test_limits_are_separated_from_the_components_options() -> None:
@@ -56,9 +41,3 @@ def test_wrong_limits_are_refused_by_name(options: dict[str, Any], message: str)
 def test_estimators_have_no_limits() -> None:
     with pytest.raises(ConfigError, match="no option 'timeout_s'"):
         survey_plugins().resolve(config_with(options={"estimator": {"timeout_s": 5}}))
-
-
-def test_a_component_cannot_define_options_named_like_limits(install: Any) -> None:
-    install("slime-reward-greedy", "1.0", {"greedy": "greedy"}, {"greedy": GREEDY, "greedy_impl": IMPL})
-    [failure] = survey_plugins().failures
-    assert failure.problem == "reward r has the option timeout_s, a name that slime uses for an option of every reward"

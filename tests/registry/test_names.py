@@ -71,25 +71,6 @@ def test_equal_names_in_two_kinds_do_not_clash(install: Any) -> None:
     assert plugins.clashes() == []
 
 
-def test_two_packages_with_one_plugin_id_are_both_refused(install: Any) -> None:
-    install("slime-reward-a", "1", {"same": "mod_a"}, {"mod_a": "slime_api = 1\n"})
-    install("slime-reward-b", "1", {"same": "mod_b"}, {"mod_b": "slime_api = 1\n"})
-    failures = survey_plugins().failures
-    assert [failure.problem for failure in failures] == [
-        "its id same is also the id of a plugin of slime-reward-b",
-        "its id same is also the id of a plugin of slime-reward-a",
-    ]
-    kept = load_plugins(PluginOptions(deny=["slime-reward-b"]))
-    assert kept.failures == () and kept.plugins[-1].found.distribution == "slime-reward-a"
-
-
-def test_slimes_own_plugin_ids_cannot_be_taken(install: Any) -> None:
-    install("slime-reward-evil", "1", {"rewards": "mod_evil"}, {"mod_evil": "slime_api = 1\n"})
-    plugins = survey_plugins()
-    assert [failure.found.distribution for failure in plugins.failures] == ["slime-reward-evil"]
-    assert plugins.find("reward", "exact_match").found.distribution == "slime-rl"
-
-
 def test_an_unknown_name_offers_the_nearest_and_what_is_installed(install_reward: Any) -> None:
     install_reward("math", "boxed")
     message = (

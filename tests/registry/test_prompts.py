@@ -11,9 +11,8 @@ import pytest
 
 from slime.config import RunConfig
 from slime.config.options import AlgorithmOptions, DataOptions, RolloutOptions
-from slime.errors import CheckpointError, ConfigError, DataError
+from slime.errors import ConfigError
 from slime.plugin import Context, Group, NoOptions, Status
-from slime.rollout.boundaries import CheckedSource
 from slime_datasources.prompts import Prompts
 
 ROWS = 7
@@ -91,16 +90,6 @@ def test_siblings_share_no_mutable_state(path: Path) -> None:
     assert two.tokens == [ord("q"), ord("0")] and two.metadata == {"row": 0}
 
 
-def test_the_next_epoch_begins_after_the_last_row(path: Path) -> None:
-    data = source(path)
-    assert prompts(data.take(ROWS + 2)) == [f"q{i}" for i in [*range(ROWS), 0, 1]]
-    assert [group.index for group in data.take(1)] == [ROWS + 2]
-
-
-def test_a_take_may_span_several_epochs(path: Path) -> None:
-    assert len({group.index for group in source(path).take(3 * ROWS + 1)}) == 3 * ROWS + 1
-
-
 def test_shuffled_order_depends_only_on_seed_and_epoch(path: Path) -> None:
     whole = prompts(source(path, shuffle=True).take(3 * ROWS))
     data = source(path, shuffle=True, samples=5)
@@ -113,19 +102,6 @@ def test_shuffled_order_depends_only_on_seed_and_epoch(path: Path) -> None:
 
 def test_shuffled_order_never_changes_between_releases(path: Path) -> None:
     assert prompts(source(path, shuffle=True, seed=1).take(ROWS)) == ["q4", "q2", "q1", "q0", "q6", "q3", "q5"]
-
-
-@pytest.mark.parametrize("taken", [0, 3, ROWS, 2 * ROWS + 3])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_resumed_source_gives_the_same_next_groups(path: Path, taken: int, shuffle: bool) -> None:
-    data = source(path, shuffle=shuffle)
-    data.take(taken)
-    state = json.loads(json.dumps(data.state_dict()))
-    expected = data.take(ROWS + 4)
-    resumed = source(path, shuffle=shuffle)
-    resumed.load_state_dict(state)
-    assert resumed.take(ROWS + 4) == expected
-    assert resumed.state_dict() == data.state_dict()
 
 
 def test_a_state_is_a_copy(path: Path) -> None:
@@ -145,34 +121,10 @@ def test_a_chat_keeps_its_messages_and_gets_the_templates_tokens(tmp_path: Path)
     assert sample.tokens == [ord(c) for c in "<hi>"]
 
 
-@pytest.mark.parametrize("limit", [{"max_prompt": 1}, {"max_context": 5}])
-def test_a_prompt_that_is_too_long_is_named(path: Path, limit: dict[str, int]) -> None:
-    with pytest.raises(DataError, match=r"p\.jsonl:1: the prompt has 2 tokens, expected at most 1"):
-        source(path, **limit).take(1)
-
-
 def test_supervised_prompts_reserve_no_space_for_sampling(path: Path) -> None:
     assert len(source(path, max_context=5, loss="sft_loss").take(1)[0].samples[0].tokens) == 2
-
-
-def test_a_state_of_another_file_is_refused(path: Path, tmp_path: Path) -> None:
-    state = source(path).state_dict()
-    (tmp_path / "other.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
-    with pytest.raises(CheckpointError, match=r"in a file of 7 rows, but .*other.jsonl has 1"):
-        source(tmp_path / "other.jsonl").load_state_dict(state)
 
 
 def test_a_source_without_files_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs --prompt-data"):
         source(None)
-
-
-def test_the_groups_pass_the_rollouts_check(path: Path) -> None:
-    checked = CheckedSource(source(path, shuffle=True), "data source prompts", 2)
-    first = checked.take(5)
-    state = checked.state()
-    second = checked.take(5)
-    resumed = CheckedSource(source(path, shuffle=True), "data source prompts", 2)
-    resumed.load(state)
-    assert resumed.take(5) == second
-    assert first != second

@@ -41,23 +41,6 @@ def test_a_run_with_an_unmet_requirement_is_refused_with_the_pip_command(install
         resolve(install_reward, config_with, "'sympie>=1.12', 'pluggy<1', 'pydantic'")
 
 
-def test_another_component_may_be_used(install_reward: Any, config_with: Any) -> None:
-    install_reward("math", "boxed", source=SOURCE.format(requires="'sympie'"))
-    assert "reward" in survey_plugins().resolve(config_with(reward="exact_match"))
-
-
-@pytest.mark.parametrize(
-    ("requires", "problem"),
-    [
-        ("'sympie >> 1'", "reward boxed requires 'sympie >> 1': "),
-        ("1", "reward boxed requires 1: "),
-    ],
-)
-def test_a_malformed_requirement_makes_the_plugin_broken(install_reward: Any, requires: str, problem: str) -> None:
-    install_reward("math", "boxed", source=SOURCE.format(requires=requires))
-    assert survey_plugins().failures[0].problem.startswith(problem)
-
-
 def test_a_single_string_is_not_a_list_of_requirements(install_reward: Any) -> None:
     install_reward("math", "boxed", source=SOURCE.format(requires="").replace("(,)", "'pluggy'"))
     assert "expected a tuple of PEP 508 requirements" in survey_plugins().failures[0].problem
