@@ -71,30 +71,6 @@ def test_log_probs_cover_the_whole_vocabulary_despite_top_p_and_top_k(engine: En
 
 
 @pytest.mark.engine
-def test_many_prompts_of_different_lengths_at_once_get_the_right_log_probs(
-    engine: EngineServer, tiny_model: Path
-) -> None:
-    # Prompts of one batch share an attention call: each must see its own tokens only.
-    prompts = [[10 + (7 * i + j) % 90 for j in range(7 + i % 6)] for i in range(24)]
-
-    async def ask() -> list[Generation]:
-        async with HttpPolicyClient(engine.url, timeout_s=30) as client:
-            sampling = SamplingParams(max_new_tokens=12)
-            return await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))
-
-    for prompt, generation in zip(prompts, asyncio.run(ask()), strict=True):
-        expected = reference_log_probs(tiny_model, prompt, generation.tokens, 1.0)
-        assert generation.log_probs == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.engine
-def test_temperature_zero_always_takes_the_likeliest_token(engine: EngineServer) -> None:
-    greedy = SamplingParams(max_new_tokens=20, temperature=0.0)
-    first, second = generate(engine.url, greedy, greedy)
-    assert first.tokens == second.tokens
-
-
-@pytest.mark.engine
 def test_finish_reasons_distinguish_stop_and_length(engine: EngineServer) -> None:
     [cut] = generate(engine.url, SamplingParams(max_new_tokens=5, temperature=0.0))
     assert cut.finish_reason == "length" and len(cut.tokens) == 5

@@ -86,14 +86,6 @@ def test_a_round_is_never_larger_than_a_first_draw() -> None:
     assert {len(draw) for draw in finish.draws} == {2}
 
 
-def test_lost_samples_are_reported_even_if_a_filter_drops_their_groups() -> None:
-    finish = Finisher(lambda _: None)
-    collect, _ = collector(finish, sampling=drop_where(lambda _: True, "unscored"))
-    with pytest.raises(SlimeError, match=r"rollout 0: none of its 8 samples can be trained on: 8x lost"):
-        asyncio.run(collect.collect(0))
-    assert len(finish.draws) == 1
-
-
 def test_a_buffer_filter_gets_all_finished_groups_and_sets_the_batch_order() -> None:
     shown: list[list[tuple[int, int]]] = []
 

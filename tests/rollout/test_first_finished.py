@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.rollout.collecting import SAMPLES, CountingSource, Rule, drop_where, indices
-from tests.rollout.stub_engines import StubEngines, token_at, whole_response
+from tests.rollout.stub_engines import StubEngines, whole_response
 from tests.support.scoring import health, scorer
 
 from slime.errors import EngineError, SlimeError
@@ -186,19 +186,6 @@ def test_a_finished_sample_of_an_aborted_group_is_scored_once() -> None:
     assert reward.scored.count(0) == reward.scored.count(1) == 1
 
 
-def test_a_checkpoint_keeps_the_tokens_of_aborted_samples() -> None:
-    engines = Paced(lambda g: g in (0, 2))
-    run = OverSampling(engines, keep=True)
-    [_] = asyncio.run(run.collect(0))
-    state = run.ledger.state(1)
-    engines.version, engines.slow = 2, lambda g: g not in (0, 2)
-    resumed = OverSampling(engines, keep=True)
-    resumed.ledger.load(state)
-    [second] = asyncio.run(resumed.collect(1))
-    assert indices(second.groups) == [0, 2]
-    assert {tuple(s.weight_versions) for group in second.groups for s in group.samples} == {("1", "2")}
-
-
 def test_prompts_are_added_if_those_in_flight_cannot_fill_the_batch() -> None:
     engines = Paced(lambda g: g == 0)
     run = OverSampling(engines, draw=3, sampling=drop_where(lambda g: g in (1, 2)))
@@ -362,9 +349,3 @@ def test_a_generator_that_cannot_resume_fails_its_sample() -> None:
     engines.version = 2
     with pytest.raises(SlimeError, match=r"does not begin with the \d+ tokens and log-probs that it continues"):
         asyncio.run(run.collect(1))
-
-
-def test_the_stub_gives_the_same_text_whole_or_in_parts() -> None:
-    whole = whole_response(5, 3, LIMIT)
-    assert whole == [token_at(5, 3 + place) for place in range(len(whole))]
-    assert Status.PENDING is Sample().status

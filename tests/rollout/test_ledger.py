@@ -63,21 +63,6 @@ def test_the_experts_of_waiting_and_finished_samples_survive_a_checkpoint() -> N
             assert np.array_equal(sample.rollout_routed_experts, experts)
 
 
-def test_columns_of_waiting_and_finished_samples_survive_a_checkpoint_to_the_bit() -> None:
-    run, odd = ledger(), np.array([0x7FC00001, 0x80000000], dtype=np.uint32).view(np.float32)
-    continued, finished = run.take(2)
-    for group in (continued, finished):
-        for sample in group.samples:
-            sample.columns = {"doubt": odd}
-    run.give_back(continued.index, [[sample] for sample in continued.samples])
-    run.finish([finished], rollout=0)
-    resumed = through_a_checkpoint(run.state(0))
-    for group in (resumed.take(1)[0], resumed.buffered(1)[0]):
-        for sample in group.samples:
-            assert sample.columns["doubt"].dtype == np.float32
-            assert sample.columns["doubt"].tobytes() == odd.tobytes()
-
-
 def test_a_saved_group_does_not_share_state_with_the_generator() -> None:
     class Chats(CountingSource):
         def take(self, n: int) -> list[Group]:

@@ -111,34 +111,6 @@ def test_a_rollout_has_metrics(config: RunConfig, tokenizer: Any, tmp_path: Path
     assert rollout.failures == [] and len(rollout.examples) in (1, 2)
 
 
-def test_rollouts_generated_ahead_take_prompts_in_call_order(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> list[Rollout]:
-        ahead = process_of(config, tokenizer, tmp_path, ScriptedPolicy(tokenizer, {"0+1=": 0.05}))
-        return list(await asyncio.gather(*(ahead.make_rollout(number) for number in range(3))))
-
-    rollouts = asyncio.run(main())
-    assert [prompts(rollout) for rollout in rollouts] == [
-        [f"{n}+1=" for n in range(3 * number, 3 * number + 3)] for number in range(3)
-    ]
-
-
-def test_resuming_skips_and_repeats_no_prompts(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
-    async def first() -> tuple[dict[str, Any], list[Rollout]]:
-        run = process_of(config, tokenizer, tmp_path)
-        await run.make_rollout(0)
-        ahead = [await run.make_rollout(1), await run.make_rollout(2)]
-        return run.state(done=1), ahead  # the last two are not trained on
-
-    async def resumed(state: dict[str, Any]) -> list[Rollout]:
-        run = process_of(config, tokenizer, tmp_path)
-        run.load_state(json.loads(json.dumps(state)))
-        return [await run.make_rollout(1), await run.make_rollout(2)]
-
-    state, ahead = asyncio.run(first())
-    again = asyncio.run(resumed(state))
-    assert [rollout.groups for rollout in again] == [rollout.groups for rollout in ahead]
-
-
 def test_a_batch_without_trainable_samples_ends_the_run_with_the_reasons(
     config: RunConfig, tokenizer: Any, tmp_path: Path
 ) -> None:

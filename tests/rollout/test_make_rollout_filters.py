@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from tests.rollout.conftest import ScriptedPolicy
 from slime.compat.functions import place_functions
 from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 from slime.config.run_config import RunConfig
-from slime.errors import PluginError
-from slime.plugin import Generation, SamplingParams
 from slime.registry.plugin_set import load_plugins
 from slime.rollout.record import Rollout
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
@@ -83,16 +80,6 @@ async def rollouts(
         await process.close()
 
 
-def test_groups_without_variance_are_dropped_and_replaced(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
-    [first, second] = asyncio.run(rollouts(config, tokenizer, tmp_path, range(2)))
-    for rollout in (first, second):
-        assert [len({s.reward for s in group.samples}) for group in rollout.groups] == [2, 2, 2]
-    dropped = sum(r.metrics.get("rollout/dropped/zero_variance", 0) for r in (first, second))
-    assert dropped > 0
-    generated = sum(r.metrics["rollout/groups_generated"] for r in (first, second))
-    assert generated == dropped + 6 + second.metrics["rollout/buffer_size"]
-
-
 def test_add_samples_gets_every_generated_sample_once(config: RunConfig, tokenizer: Any, tmp_path: Path) -> None:
     file = tmp_path / "curious.py"
     file.write_text(CURIOUS)
@@ -139,42 +126,3 @@ def test_custom_functions_mark_samples_and_rewrite_rewards(config: RunConfig, to
         10 * (sample.reward_value or 0) + place for place, sample in enumerate(samples)
     ]
     assert rollout.metrics["rollout/raw_reward"] == rollout.metrics["rollout/reward_mean"] == 0.5
-
-
-def test_post_processed_rewards_are_aligned_with_trainable_samples(
-    config: RunConfig, tokenizer: Any, tmp_path: Path
-) -> None:
-    class Refusing(ScriptedPolicy):
-        """Refuses every fifth request."""
-
-        async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-        ) -> Generation:
-            if len(self.requests) % 5 == 4:
-                self.requests.append(("refused", sampling))
-                raise ValueError("request refused")
-            return await super().generate(tokens, sampling, session=session, rid=rid)
-
-    (tmp_path / "functions.py").write_text(FUNCTIONS)
-    rewards = config.reward.model_copy(update={"custom_reward_post_process_path": str(tmp_path / "functions.py")})
-    rollout_options = config.rollout.model_copy(update={"sampling_filter": None})
-    own = config.model_copy(update={"reward": rewards, "rollout": rollout_options})
-    [rollout] = asyncio.run(rollouts(own, tokenizer, tmp_path, range(1), policy=Refusing(tokenizer)))
-    samples = [sample for group in rollout.groups for sample in group.samples]
-    trainable = [sample for sample in samples if sample.trainable]
-    assert len(trainable) == len(samples) - 1
-    assert rollout.batch.sample_ids.tolist() == [sample.index for sample in trainable]
-    expected = [10 * (sample.reward_value or 0) + place for place, sample in enumerate(trainable)]
-    assert rollout.batch.rewards.tolist() == expected
-
-
-def test_a_function_that_raises_ends_the_rollout_with_its_path(
-    config: RunConfig, tokenizer: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "faulty.py").write_text("def sample_filter(args, groups):\n    raise KeyError('weights')\n")
-    path = str(tmp_path / "faulty.py")
-    own = config.model_copy(update={"rollout": config.rollout.model_copy(update={"rollout_sample_filter_path": path})})
-    with pytest.raises(
-        PluginError, match=r"--rollout-sample-filter-path \S+faulty\.py:\w+: \S+faulty\.py:2: KeyError: 'weights'"
-    ):
-        asyncio.run(rollouts(own, tokenizer, tmp_path, range(1)))

@@ -10,11 +10,9 @@ import random
 import time
 from collections.abc import Sequence
 
-import pytest
 from tests.rollout.stub_engines import NeverAborted
 from tests.support.scoring import health, scorer
 
-from slime.errors import EngineError
 from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingParams
 from slime.rollout.batch_in_progress import BatchInProgress
 from slime.rollout.pipeline import Pipeline, SampleGenerator
@@ -134,44 +132,6 @@ def test_a_group_reward_sees_whole_groups() -> None:
 def test_progress_counts_every_sample_once() -> None:
     _, context = finish(groups(3, 2), RandomlySlowPolicy(), FirstTokenReward())
     assert (context.done, context.total) == (6, 6)
-
-
-def test_a_failed_sample_does_not_affect_its_siblings() -> None:
-    class FaultyPolicy(RandomlySlowPolicy):
-        """Fails the request of one sample."""
-
-        async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-        ) -> Generation:
-            if list(tokens) == [2, 0, 1]:
-                raise ValueError("request refused")
-            return await super().generate(tokens, sampling, session=session)
-
-    finished, _ = finish(groups(3, 2), FaultyPolicy(), FirstTokenReward())
-    statuses = {sample.index: sample.status for group in finished for sample in group.samples}
-    assert statuses[3] is Status.FAILED
-    assert [status for index, status in statuses.items() if index != 3] == [Status.COMPLETED] * 5
-
-
-def test_dead_engines_end_the_rollout_immediately() -> None:
-    class DyingPolicy(RandomlySlowPolicy):
-        """Dies while other requests are out."""
-
-        async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-        ) -> Generation:
-            if list(tokens) == [1, 0, 0]:
-                while self.in_flight < 15:
-                    await asyncio.sleep(0)
-                raise EngineError("engine 0 died")
-            return await super().generate(tokens, sampling, session=session)
-
-    policy = DyingPolicy(seconds=30.0)
-    started = time.monotonic()
-    with pytest.raises(EngineError, match="engine 0 died"):
-        finish(groups(4, 4), policy, FirstTokenReward())
-    assert time.monotonic() - started < 15  # the other requests take up to 30 s
-    assert policy.in_flight == 0
 
 
 def test_engine_seconds_are_wall_seconds_of_overlapping_requests() -> None:

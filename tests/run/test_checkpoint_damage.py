@@ -9,10 +9,12 @@ import os
 import re
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.support.full_disk import on_a_small_disk
@@ -258,23 +260,28 @@ def test_if_all_are_damaged_the_newest_is_named(root: Path) -> None:
 # --- a run that is killed while it saves --------------------------------------------------------------
 
 
-def save_and_die(root: Path, call: int) -> None:
-    """Save over the checkpoint after 6 rollouts and die before the `call`-th change of the folder's names."""
-    calls = 0
+def die_before(call: int, *changes: tuple[Any, str]) -> None:
+    """Let this process die before the `call`-th call of these functions, each given as (owner, name), in any thread."""
+    calls, lock = 0, threading.Lock()
 
     def counted(change: Callable[..., object]) -> Callable[..., object]:
         def made(*arguments: object, **options: object) -> object:
             nonlocal calls
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
+            with lock:
+                calls += 1
+                if calls == call:
+                    os.kill(os.getpid(), signal.SIGKILL)
             return change(*arguments, **options)
 
         return made
 
-    Path.rename = counted(Path.rename)  # type: ignore[method-assign,assignment]  # in this process only
-    Path.replace = counted(Path.replace)  # type: ignore[method-assign,assignment]
-    shutil.rmtree = counted(shutil.rmtree)  # type: ignore[assignment]
+    for owner, name in changes:
+        setattr(owner, name, counted(getattr(owner, name)))
+
+
+def save_and_die(root: Path, call: int) -> None:
+    """Save over the checkpoint after 6 rollouts and die before the `call`-th change of the folder's names."""
+    die_before(call, (Path, "rename"), (Path, "replace"), (shutil, "rmtree"))
     save(root, 6, WEIGHTS[::-1])
 
 

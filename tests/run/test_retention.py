@@ -8,14 +8,13 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.run.test_checkpoint_damage import commit, save, writer_for
+from tests.run.test_checkpoint_damage import commit, die_before, root, save, writer_for
 from tests.support.full_disk import on_a_small_disk
 
 from slime.config import load_config
@@ -25,6 +24,7 @@ from slime.run.checkpoint.read import checkpoints_in, intact_checkpoint, read_ch
 from slime.run.checkpoint.retention import Retention, superfluous
 from slime.run.checkpoint.save import CheckpointWriter
 
+__all__ = ["root"]
 NUMBERS = st.integers(0, 40)
 
 
@@ -173,13 +173,6 @@ def test_checkpoints_of_an_earlier_attempt_do_not_count_and_are_deleted_once_pas
 # --- deleting -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for done in (2, 4, 6):
-        save(tmp_path / "saved", done)
-    return tmp_path / "saved"
-
-
 def test_a_checkpoint_loses_its_name_at_once_and_its_files_in_the_background(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,23 +246,7 @@ def test_a_full_disk_deletes_nothing(root: Path) -> None:
 
 def save_delete_and_die(root: Path, done: int, call: int) -> None:
     """Save, keep one, and die before the `call`-th change of the folder's names, or file that is deleted."""
-    calls, lock = 0, threading.Lock()
-
-    def counted(change: Callable[..., object]) -> Callable[..., object]:
-        def made(*arguments: object, **options: object) -> object:
-            nonlocal calls
-            with lock:
-                calls += 1
-                if calls == call:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return change(*arguments, **options)
-
-        return made
-
-    Path.rename = counted(Path.rename)  # type: ignore[method-assign,assignment]  # in this process only
-    Path.replace = counted(Path.replace)  # type: ignore[method-assign,assignment]
-    os.unlink = counted(os.unlink)  # type: ignore[assignment]
-    os.rmdir = counted(os.rmdir)  # type: ignore[assignment]
+    die_before(call, (Path, "rename"), (Path, "replace"), (os, "unlink"), (os, "rmdir"))
     writer = writer_for(root)
     temporary = writer.begin(done)
     (temporary / "megatron" / "__0_0.distcp").write_bytes(b"weights")

@@ -83,33 +83,6 @@ def test_vocabulary_padding_is_zero(model_folder: Folders) -> None:
     assert not embedding.any() and not output.any()
 
 
-def _logits(rank: int, folder: Path, tokens: Tensor) -> Tensor:
-    del rank
-    (model,) = build(folder)
-    load_hf([model], folder, read_architecture(folder))
-    positions = torch.arange(tokens.shape[1]).expand(tokens.shape)
-    future = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
-    with torch.no_grad():
-        logits: Tensor = model.eval()(tokens, positions, future[None, None])
-    return logits
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_loaded_model_computes_the_logits_of_transformers(model_folder: Folders, family: str, tied: bool) -> None:
-    from transformers import AutoModelForCausalLM
-
-    folder = model_folder(family, tied=tied)
-    tokens = torch.randint(0, VOCAB_SIZE, (2, 40), generator=torch.Generator().manual_seed(3))
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    with torch.no_grad():
-        expected = model(tokens).logits
-    (logits,) = run_ranks(_logits, 1, folder, tokens)
-    assert expected.std() > 0.3  # a mistake would show
-    assert (logits - expected).abs().max() < 2e-5
-
-
 class _Norms(nn.Module):
     def __init__(self) -> None:
         super().__init__()
