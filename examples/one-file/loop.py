@@ -142,7 +142,7 @@ def train(server, rank) -> tuple[float, float]:
 def main() -> int:
     """Create model and questions, start engine and trainer, run the loop, stop both."""
     from slime.config import load_config
-    from slime.engine.keys import EngineKeys
+    from slime.engine.control import EngineKeys
     from slime.engine.server import EngineServer, EngineSpec
     from slime.plugin import EstimatorSpec
     from slime.train.rank import MegatronRank

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from slime.engine.fair_slots import FairSlots
+from slime.engine.requests import FairSlots
 
 
 class Crowd:

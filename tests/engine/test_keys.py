@@ -20,8 +20,7 @@ from tests.support.engines import READY_S, cpu_engine, running
 from tests.support.strangers import as_stranger, stranger_can_open
 
 from slime.engine.client import HttpPolicyClient
-from slime.engine.control import EngineControl, call
-from slime.engine.keys import EngineKeys
+from slime.engine.control import EngineControl, EngineKeys, call
 from slime.engine.launch import close_websockets
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer

@@ -17,6 +17,7 @@ import pytest
 from slime.engine.process import SupervisedProcess
 from slime.errors import DeadlineError, EngineError
 from slime.kit.processes import DirectChild, living_members
+from slime.observe.log import log_excerpt
 
 
 class Program(SupervisedProcess):
@@ -67,7 +68,7 @@ def test_a_process_that_ends_before_it_is_ready_shows_exit_code_and_last_lines(
 def test_a_process_that_is_never_ready_runs_into_the_deadline(child: Callable[[str], SupervisedProcess]) -> None:
     process = child(SLEEP)
     process.start()
-    wait_until(lambda: "sleeping" in process.log_tail())
+    wait_until(lambda: "sleeping" in log_excerpt(process.log_path))
     with pytest.raises(DeadlineError, match=r"the child was not ready after 0 s.*\nsleeping"):
         process.wait_ready(timeout_s=0.2)
     assert process.poll() is None
@@ -77,7 +78,7 @@ def test_a_process_that_is_never_ready_runs_into_the_deadline(child: Callable[[s
 def test_a_killed_process_is_noticed_and_reported(child: Callable[[str], SupervisedProcess]) -> None:
     process = child(SLEEP)
     process.start()
-    wait_until(lambda: "sleeping" in process.log_tail())
+    wait_until(lambda: "sleeping" in log_excerpt(process.log_path))
     assert process.failure() is None and process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     wait_until(lambda: process.poll() is not None)
@@ -91,7 +92,7 @@ def test_stop_ends_grandchildren_too(child: Callable[[str], SupervisedProcess]) 
     process.start()
     group = process.pid
     assert group is not None
-    wait_until(lambda: "sleeping" in process.log_tail())
+    wait_until(lambda: "sleeping" in log_excerpt(process.log_path))
     assert len(living_members(group)) == 2
     process.stop()
     assert living_members(group) == []
@@ -110,7 +111,7 @@ def test_leftover_processes_are_killed_when_their_parent_ends(child: Callable[[s
 def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(child: Callable[[str], SupervisedProcess]) -> None:
     process = child(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
     process.start()
-    wait_until(lambda: "sleeping" in process.log_tail())
+    wait_until(lambda: "sleeping" in log_excerpt(process.log_path))
     group = process.pid
     assert group is not None
     started = time.monotonic()
@@ -126,9 +127,9 @@ def test_a_process_may_exit_on_sigterm(child: Callable[[str], SupervisedProcess]
         {SLEEP}
     """)
     process.start()
-    wait_until(lambda: "sleeping" in process.log_tail())
+    wait_until(lambda: "sleeping" in log_excerpt(process.log_path))
     process.stop(grace_s=20)
-    assert process.log_tail().endswith("bye")
+    assert log_excerpt(process.log_path).endswith("bye")
 
 
 def test_a_program_that_does_not_exist_is_an_engine_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from slime.engine import repeats
 from slime.engine.client import HttpPolicyClient
-from slime.engine.repeats import MOST_FAILURES, MOST_GARBLED, Repeats
+from slime.engine.requests import MOST_FAILURES, MOST_GARBLED, Repeats
 from slime.errors import (
     DeadlineError,
     EngineError,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slime.engine import server_scratch as scratch
-from slime.engine.server_scratch import Scratch
+from slime.engine import server
+from slime.engine.server import Scratch
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the lists; engines of other tests, which run meanwhile, have theirs in /dev/shm."""
     folder = tmp_path / "lists"
     folder.mkdir()
-    monkeypatch.setattr(scratch, "_LISTS", folder)
+    monkeypatch.setattr(server, "_LISTS", folder)
     return folder
 
 
 def use_and_die(folder: str, lists: Path, names: list[Path]) -> None:
-    tempfile.tempdir, scratch._LISTS = folder, lists
+    tempfile.tempdir, server._LISTS = folder, lists
     Scratch().remember(names)
     # The process ends without a clean-up.
 

@@ -21,11 +21,10 @@ from ray.exceptions import (
 )
 
 from slime.errors import ClusterError, ProcessDiedError
-from slime.observe.log import last_log_line, start_log
+from slime.observe.log import last_log_line, log_excerpt, start_log
 from slime.observe.memory import processes_killed_for_memory
 from slime.run.supervise import ray_errors, traces
 from slime.run.supervise.ray_errors import explain
-from slime.run.supervise.traces import log_excerpt
 
 #: as Ray 2.60 words it, shortened in the middle
 OUT_OF_MEMORY = (

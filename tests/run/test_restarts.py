@@ -33,7 +33,7 @@ from slime.observe.observer import RunObserver
 from slime.run.checkpoint.read import TRAINER_PART
 from slime.run.checkpoint.save import CheckpointWriter
 from slime.run.supervise.losses import is_curable
-from slime.run.supervise.restarts import newest_intact, run_with_restarts
+from slime.run.supervise.restarts import newest_of_run, run_with_restarts
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_it_continues_from_the_newest_intact_checkpoint_of_the_run(tmp_path: Pat
         (temporary / TRAINER_PART / "weights").write_text(str(done))
         writer.commit(temporary, {}, rollouts_done=done, weight_version=done, trained_at={})
     (tmp_path / "rollout_000006" / TRAINER_PART / "weights").write_text("x")
-    found = newest_intact(tmp_path / "rollout_000006")  # the one after it was abandoned
+    found = newest_of_run(tmp_path / "rollout_000006")  # the one after it was abandoned
     assert found is not None and found.path == tmp_path / "rollout_000004"
-    assert newest_intact(tmp_path / "rollout_000012") is None
+    assert newest_of_run(tmp_path / "rollout_000012") is None
 
 
 def test_a_damaged_checkpoint_that_was_skipped_is_not_the_latest_any_more(tmp_path: Path) -> None:

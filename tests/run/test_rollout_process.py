@@ -12,8 +12,8 @@ import pytest
 from slime.config import RunConfig
 from slime.config.options import RewardOptions, RunOptions
 from slime.engine.client import HttpPolicyClient
-from slime.engine.keys import EngineKeys
-from slime.engine.repeats import Repeats
+from slime.engine.control import EngineKeys
+from slime.engine.requests import Repeats
 from slime.errors import SlimeError
 from slime.kit.processes import COLLECT_AFTER
 from slime.plugin import SamplingParams

@@ -156,7 +156,7 @@ def preflight(
     assert model is not None
     fallback = found if isinstance(found, Fallback) else None
     if fallback is not None:
-        used = config.checkpoint.model_copy(update={"load": str(fallback.path)})
+        used = config.checkpoint.model_copy(update={"load": str(fallback.checkpoint.place)})
         config = config.model_copy(update={"checkpoint": used})
     notes = [
         *_skipped_notes(fallback),
@@ -339,7 +339,7 @@ def _skipped_notes(fallback: Fallback | None) -> Iterator[str]:
         for problem in fallback.problems:
             yield f"skipped: {problem}"
         lost = f"{fallback.lost} rollouts are lost, and are done again" if fallback.lost else "no rollout is lost"
-        yield f"the run continues from {fallback.path}: {lost}"
+        yield f"the run continues from {fallback.checkpoint.place}: {lost}"
 
 
 def _code_notes(config: RunConfig) -> Iterator[str]:

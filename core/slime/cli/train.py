@@ -77,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
         make_run_folder(folder, config)
         lock.write()
         if checked.fallback is not None:
-            forget_damaged(checked.config, checked.fallback.path)
+            forget_damaged(checked.config, checked.fallback.checkpoint.place)
         code = _train(checked, argv, started)
         lock.write(finished=config.num_rollout)
         return code

@@ -16,13 +16,15 @@ from typing import Any, Self
 import aiohttp
 from yarl import URL
 
-from slime.engine.control import bearer
-from slime.engine.fair_slots import FairSlots
-from slime.engine.keys import EngineKeys
+from slime.engine.control import EngineKeys, bearer
 from slime.engine.messages import (
     EXCERPT,
+    LONGEST_TOGETHER,
     Answer,
+    DirectEngines,
     Request,
+    Route,
+    SharedMessages,
     encoded,
     fields_of,
     generation_of,
@@ -30,8 +32,7 @@ from slime.engine.messages import (
     request_of,
     with_routed_experts,
 )
-from slime.engine.repeats import Repeats
-from slime.engine.routes import LONGEST_TOGETHER, DirectEngines, Route, SharedMessages
+from slime.engine.requests import FairSlots, Repeats
 from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError, SlimeError
 from slime.plugin import Generation, SamplingParams
 

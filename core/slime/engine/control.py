@@ -1,4 +1,4 @@
-"""The control plane of one engine: health, pausing, weights.
+"""The control plane of one engine, and the keys that it asks for: health, pausing, weights.
 
 Synchronous; may be used from several threads. The router does not offer these calls: they go to each engine directly.
 """
@@ -7,19 +7,38 @@ from __future__ import annotations
 
 import http.client
 import json
-import select
-import time
+import secrets
 import urllib.parse
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, Literal
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
 
-from slime.engine.keys import EngineKeys
 from slime.errors import DeadlineError, EngineError, EngineRefusedError
 
 _EXCERPT = 500
-#: seconds that an idle connection is used again; less than the server keeps it (SGLang: 5)
-_KEEP_ALIVE_S = 3.0
+
+
+@dataclass(frozen=True)
+class EngineKeys:
+    """The keys of one run's engines and router: made for it, and kept in the memory of its processes.
+
+    They are never written to a file or a log, and never stand on a command line, which every user of a machine can
+    read. Child processes get them through an in-memory file. Printing them shows neither.
+
+    Attributes:
+        api: For requests to the model. Components get it as `Context.engine_key`.
+        admin: For everything that changes an engine or the router: weights, pausing, aborting, profiling, the list of
+            engines. Only slime's own processes have it.
+    """
+
+    api: str = field(repr=False)
+    admin: str = field(repr=False)
+
+    @classmethod
+    def random(cls) -> Self:
+        """New keys that nobody can guess."""
+        return cls(secrets.token_hex(32), secrets.token_hex(32))
 
 
 def bearer(key: str | None) -> dict[str, str]:
@@ -36,11 +55,8 @@ def call(
     timeout_s: float,
     key: str | None = None,
     success: int = 200,
-    connections: Connections | None = None,
 ) -> dict[str, Any]:
     """One HTTP call to `server` (http://HOST:PORT), with the server's `key` if it has one.
-
-    The connection is new, or one of `connections`, which must be those to this server.
 
     Returns:
         The decoded answer; an empty dictionary if it is not a JSON object.
@@ -51,26 +67,16 @@ def call(
         EngineError: For any other status but `success`, and a server that cannot be reached.
     """
     request = f"{method} {server}{path}"
-    kept = Connections(server) if connections is None else connections
-    connection = kept.take(timeout_s)
+    payload = None if body is None else json.dumps(body)
     try:
-        payload = None if body is None else json.dumps(body)
-        connection.request(method, path, payload, {"Content-Type": "application/json", **bearer(key)})
-        response = connection.getresponse()
-        text = response.read().decode(errors="replace")
+        with closing(http.client.HTTPConnection(urllib.parse.urlsplit(server).netloc, timeout=timeout_s)) as connection:
+            connection.request(method, path, payload, {"Content-Type": "application/json", **bearer(key)})
+            response = connection.getresponse()
+            text = response.read().decode(errors="replace")
     except TimeoutError:
-        connection.close()
         raise DeadlineError(f"{request}: no answer after {timeout_s:g} s") from None
     except (OSError, http.client.HTTPException) as error:
-        connection.close()
         raise EngineError(f"{request}: {type(error).__name__}: {error}") from error
-    except BaseException:
-        connection.close()
-        raise
-    if connections is None:
-        connection.close()
-    else:
-        connections.give_back(connection)
     try:
         answer = json.loads(text)
     except ValueError:  # some calls answer in words
@@ -83,45 +89,6 @@ def call(
             f"{request}: status {response.status}, answer: {text[:_EXCERPT]}"
         )
     return answer
-
-
-class Connections:
-    """Connections to one server that calls shortly after one another use again. For several threads.
-
-    Making one costs client and server half of what a small call costs.
-    """
-
-    def __init__(self, server: str) -> None:
-        self._address = urllib.parse.urlsplit(server).netloc
-        #: (when it became idle, connection); the last one is used first
-        self._idle: deque[tuple[float, http.client.HTTPConnection]] = deque()
-
-    def take(self, timeout_s: float) -> http.client.HTTPConnection:
-        """A connection for one call, which is a new one unless the server surely still keeps an idle one."""
-        while True:
-            try:
-                since, connection = self._idle.pop()
-            except IndexError:
-                return http.client.HTTPConnection(self._address, timeout=timeout_s)
-            if time.monotonic() - since < _KEEP_ALIVE_S and not _has_ended(connection):
-                connection.sock.settimeout(timeout_s)
-                return connection
-            connection.close()
-
-    def give_back(self, connection: http.client.HTTPConnection) -> None:
-        """Keep the connection of a call that has been answered."""
-        self._idle.append((time.monotonic(), connection))
-        if time.monotonic() - self._idle[0][0] > _KEEP_ALIVE_S:  # of many calls at once, most are not needed again
-            self._idle.popleft()[1].close()
-
-
-def _has_ended(connection: http.client.HTTPConnection) -> bool:
-    """Whether the server has closed an idle connection: there is something to read, which is the end."""
-    if connection.sock is None:
-        return True
-    poll = select.poll()
-    poll.register(connection.sock, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 class EngineControl:
@@ -153,7 +120,6 @@ class EngineControl:
         self.ep_size = ep_size
         self._keys = keys
         self._timeout_s = timeout_s
-        self._connections = Connections(self.url)
 
     # --- state ---
 
@@ -280,4 +246,4 @@ class EngineControl:
         keys = self._keys
         key = None if keys is None else keys.admin if method == "POST" else keys.api
         limit = self._timeout_s if timeout_s is None else timeout_s
-        return call(method, self.url, path, body, timeout_s=limit, key=key, connections=self._connections)
+        return call(method, self.url, path, body, timeout_s=limit, key=key)

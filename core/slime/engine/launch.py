@@ -23,8 +23,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from slime.engine.control import call
-from slime.engine.keys import EngineKeys
+from slime.engine.control import EngineKeys, call
 from slime.errors import SlimeError
 from slime.kit.processes import end_with_parent
 from slime.kit.processes.pulse import STACK_SIGNAL

@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from slime.errors import DeadlineError, EngineError, without_escapes
+from slime.errors import DeadlineError, EngineError
 from slime.kit.processes import Child, DirectChild, describe_exit, in_memory_file, kill_group
-from slime.observe.log import of_this_run
+from slime.observe.log import log_excerpt
 
 _POLL_S = 0.05
-_TAIL_BYTES = 64 * 1024
 
 
 def launch_child(
@@ -114,7 +113,7 @@ class SupervisedProcess(ABC):
             how += " (by a person, by the kernel for lack of memory, or by its own processes after an error)"
         assert self._ended_at is not None
         seconds = self._ended_at - self._started_at
-        return f"{self.name} (pid {self._child.pid}) {how} after {seconds:.0f} s. {self._log_excerpt()}"
+        return f"{self.name} (pid {self._child.pid}) {how} after {seconds:.0f} s. {log_excerpt(self.log_path)}"
 
     def wait_ready(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
         """Return once the process is ready. `watch` is called meanwhile, and may raise.
@@ -130,25 +129,10 @@ class SupervisedProcess(ABC):
             if self._child is not None and self.is_ready():
                 return
             if time.monotonic() > deadline:
-                raise DeadlineError(f"{self.name} was not ready after {timeout_s:.0f} s. {self._log_excerpt()}")
+                raise DeadlineError(f"{self.name} was not ready after {timeout_s:.0f} s. {log_excerpt(self.log_path)}")
             if watch is not None:
                 watch()
             time.sleep(_POLL_S)
-
-    def log_tail(self, lines: int = 20) -> str:
-        """The last lines the process wrote."""
-        try:
-            with self.log_path.open("rb") as log:
-                size = log.seek(0, os.SEEK_END)
-                log.seek(max(0, size - _TAIL_BYTES))
-                text = of_this_run(without_escapes(log.read().decode(errors="replace")))
-        except FileNotFoundError:
-            return ""
-        return "\n".join(text.strip("\n").splitlines()[-lines:])
-
-    def _log_excerpt(self) -> str:
-        tail = self.log_tail()
-        return f"Last lines of {self.log_path}:\n{tail}" if tail else f"It wrote nothing to {self.log_path}."
 
     def stop(self, grace_s: float = 0.0) -> None:
         """End the process and everything it started; harmless when it has ended or was never started.

@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from slime.engine.control import call
-from slime.engine.keys import EngineKeys
+from slime.engine.control import EngineKeys, call
 from slime.engine.ports import LOOPBACK, free_port
 from slime.engine.process import SupervisedProcess, launch_child
 from slime.errors import DeadlineError, EngineError, without_escapes

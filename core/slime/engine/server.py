@@ -6,21 +6,22 @@ options that the user set override them.
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import math
 import os
 import re
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from slime.engine.control import EngineControl
-from slime.engine.keys import EngineKeys
+from slime.engine.control import EngineControl, EngineKeys
 from slime.engine.ports import LOOPBACK, ReservedPort, loopback_only
 from slime.engine.process import SupervisedProcess, launch_child
-from slime.engine.server_scratch import SHARED_MEMORY, Scratch
 from slime.errors import EngineError, SlimeError
 from slime.kit.processes import COLLECT_AFTER, Call, Child, ForkedChild, ForkServer, living_members
 from slime.platform import platform_of
@@ -51,6 +52,13 @@ _ALIASES = {
 _MEETING_POINT = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 #: options with which SGLang needs addresses: ranks on several nodes, or several groups of ranks
 _MEET_BY_ADDRESS = ("--nnodes", "--dist-init-addr", "--nccl-init-addr", "--dp-size", "--data-parallel-size", "--dp")
+#: of the temporary folders of engines, and of the lists of their files
+_PREFIX = "slime-engine-"
+#: where the lists are, one path per line. Like the files of SGLang in them, and unlike TMPDIR, which may belong to one
+#: run and vanish with it. Locks work there on every machine.
+_LISTS = Path("/dev/shm")
+#: what SGLang calls its load reports and message queues; it never removes them
+_SHARED_MEMORY = r"/dev/shm/sgl(?:ang_loads|_shm)_[\w.-]+"
 #: seconds between two looks at the files of an engine that starts
 _LOOK_S = 1.0
 #: a GPU server gets this long to end by itself, so that it frees its memory in order
@@ -112,6 +120,58 @@ def engine_fork_server(spec: EngineSpec, log_path: Path) -> ForkServer:
     return ForkServer(Call("slime.engine.launch:prepare", (spec.device,)), env=environment, log_path=log_path)
 
 
+class Scratch:
+    """The temporary folder of an engine, which only this user can enter, and its files elsewhere.
+
+    They are listed where the next engine finds them: making a folder removes what killed engines left behind.
+    """
+
+    def __init__(self) -> None:
+        """Make it, in the folder for temporary files. Raises `OSError`."""
+        for left in _LISTS.glob(f"{_PREFIX}*"):
+            _remove_unused(left)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._list_path = _LISTS / self.path.name
+        self._list = os.open(self._list_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(self._list, fcntl.LOCK_EX)
+        self._listed: set[Path] = set()
+        self.remember([self.path])  # from now on the list counts as left behind when it is not locked
+
+    def remember(self, files: Iterable[Path]) -> None:
+        """Add the engine's files to the list."""
+        new = {*files} - self._listed
+        self._listed |= new
+        with suppress(OSError):  # no memory left for shared files
+            os.write(self._list, "".join(f"{path}\n" for path in new).encode())
+
+    def cleanup(self) -> None:
+        """Remove the folder and the files."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for path in self._listed - {self.path}:
+            path.unlink(missing_ok=True)
+        self._list_path.unlink(missing_ok=True)
+        os.close(self._list)
+
+
+def _remove_unused(listed: Path) -> None:
+    with suppress(OSError):  # somebody else's, in use, or just removed
+        lock = os.open(listed, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            if os.fstat(lock).st_uid != os.getuid():
+                return
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not (paths := listed.read_text(encoding="utf-8", errors="replace").splitlines()):
+                return  # just made, and not locked yet
+            for path in map(Path, paths):
+                if re.fullmatch(_SHARED_MEMORY, str(path)):
+                    path.unlink(missing_ok=True)
+                elif path.name == listed.name:
+                    shutil.rmtree(path, ignore_errors=True)
+            listed.unlink()
+        finally:
+            os.close(lock)
+
+
 class EngineServer(SupervisedProcess):
     """The SGLang server that a spec describes."""
 
@@ -125,7 +185,6 @@ class EngineServer(SupervisedProcess):
         super().__init__(f"the engine at {self.url}", spec.log_path)
         self.control = EngineControl(self.url, spec.keys, tp_size=spec.tp_size)
         self._scratch: Scratch | None = None
-        self._shared_memory: set[Path] = set()
 
     def launch(self) -> Child:
         """Start the process."""
@@ -165,9 +224,8 @@ class EngineServer(SupervisedProcess):
 
     def _find_shared_memory(self) -> None:
         """Find its files while it lives: processes that have been killed tell nothing."""
-        self._shared_memory |= _shared_memory_files(self.pid)
         if self._scratch is not None:
-            self._scratch.remember(self._shared_memory)
+            self._scratch.remember(_shared_memory_files(self.pid))
 
     def is_ready(self) -> bool:
         """Whether it answers requests."""
@@ -184,13 +242,10 @@ class EngineServer(SupervisedProcess):
             grace_s: Seconds between SIGTERM and SIGKILL; None: what the device needs.
         """
         self._find_shared_memory()
-        leftovers, self._shared_memory = self._shared_memory, set()
         on_gpu = self.spec.device == "cuda"
         super().stop(grace_s=(_CUDA_GRACE_S if on_gpu else 0.0) if grace_s is None else grace_s)
         if self._reserved is not None:
             self._reserved.release()
-        for path in leftovers:
-            path.unlink(missing_ok=True)
         if self._scratch is not None:
             self._scratch.cleanup()
             self._scratch = None
@@ -200,9 +255,9 @@ def _shared_memory_files(group: int | None) -> set[Path]:
     """Shared-memory files of SGLang in process group `group`."""
     found: set[Path] = set()
     for pid in living_members(group) if group is not None else ():
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             maps = Path(f"/proc/{pid}/maps").read_text()
-            found.update(map(Path, re.findall(SHARED_MEMORY, maps)))
+            found.update(map(Path, re.findall(_SHARED_MEMORY, maps)))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +14,8 @@ from slime.errors.raised import LOG_FORMAT, ONLY_IN_LOGS
 FILE_NAME = "driver.log"
 #: separates a run's lines from an earlier run's in the same folder
 _NEW_RUN = "=== the run begins here, or begins again ==="
-#: bytes at the end of a log in which its last line is looked for
-_TAIL_BYTES = 4096
+#: bytes at the end of a log in which its last lines are looked for, and how many of them messages show
+_TAIL_BYTES, _EXCERPT_LINES = 64 * 1024, 20
 #: beginnings of lines that say nothing about what a process does: the second line of a Python warning
 _NOISE = ("warnings.warn(",)
 _TIME = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d[ T][\d:.,]+[^\s\]]*[\])]?\s*")
@@ -73,23 +74,36 @@ def begin_in_logs(run_dir: Path) -> None:
                     file.write(f"\n{_NEW_RUN}\n")
 
 
-def of_this_run(text: str) -> str:
-    """What the end of a log says about the present run: an earlier one in the same folder may have crashed."""
-    return text.rpartition(_NEW_RUN)[2]
+def log_tail(path: Path, since: int | None = None) -> list[str]:
+    """The last lines of a log, without those of an earlier run in the same folder, which may have crashed.
+
+    Args:
+        path: The log; if it cannot be read, it has no lines.
+        since: The byte to begin at, instead of a part of the log.
+    """
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - _TAIL_BYTES) if since is None else min(since, size))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return []
+    return without_escapes(text.rpartition(_NEW_RUN)[2]).splitlines()
+
+
+def log_excerpt(path: Path | None) -> str:
+    """The last lines of a log, under a line that names the file; empty without a log."""
+    if path is None:
+        return ""
+    lines = [line for line in log_tail(path) if line.strip()][-_EXCERPT_LINES:]
+    return f"Last lines of {path}:\n" + "\n".join(lines) if lines else f"It wrote nothing to {path}."
 
 
 def last_log_line(folder: Path) -> str:
     """`engine-0: Load weight end`: the last line of the log that was written to last, without its time."""
     logs = [(one.stat().st_mtime, one) for one in folder.glob("*.log") if one.name != FILE_NAME]
     for _, path in sorted(logs, reverse=True):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            text = of_this_run(without_escapes(file.read().decode("utf-8", "replace")))
-        lines = [
-            line
-            for line in text.replace("\r", "\n").splitlines()
-            if line.strip() and not line.strip().startswith(_NOISE)
-        ]
+        lines = [line for line in map(str.strip, log_tail(path)) if line and not line.startswith(_NOISE)]
         if lines:
-            return f"{path.stem}: {_TIME.sub('', lines[-1].strip())}"
+            return f"{path.stem}: {_TIME.sub('', lines[-1])}"
     return ""

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.config.eval_sets import eval_sets
 from slime.engine.client import HttpPolicyClient
-from slime.engine.fair_slots import FairSlots
-from slime.engine.repeats import repeat_limit_s
+from slime.engine.requests import FairSlots, repeat_limit_s
 from slime.plugin import Context
 from slime.registry.function_path import is_reference
 from slime.rollout.batch_in_progress import BatchInProgress

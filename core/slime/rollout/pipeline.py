@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
 from slime.engine.client import HttpPolicyClient
-from slime.engine.fair_slots import FairSlots
+from slime.engine.requests import FairSlots
 from slime.errors import EngineError, PluginContractError
 from slime.errors.raised import report
 from slime.plugin import Generation, Generator, SamplingParams

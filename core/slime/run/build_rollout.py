@@ -8,8 +8,8 @@ import ray
 
 from slime.config import RunConfig
 from slime.engine.client import HttpPolicyClient
-from slime.engine.keys import EngineKeys
-from slime.engine.repeats import Repeats, repeat_limit_s
+from slime.engine.control import EngineKeys
+from slime.engine.requests import Repeats, repeat_limit_s
 from slime.kit.processes import collect_seldom
 from slime.registry.plugin_set import Fingerprint
 from slime.run.rollout_process import RolloutProcess

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from slime.config import RunConfig
 from slime.config.sglang_options import sglang_argv
 from slime.config.threads import engine_threads
-from slime.engine.keys import EngineKeys
+from slime.engine.control import EngineKeys
 from slime.engine.ports import LOOPBACK, ReservedPort
 from slime.engine.router import RouterServer
 from slime.engine.server import EngineServer, EngineSpec, engine_fork_server

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slime.engine.control import EngineControl
-from slime.engine.fair_slots import FairSlots
+from slime.engine.control import EngineControl, EngineKeys
+from slime.engine.requests import FairSlots
 from slime.errors import CheckpointError, DiskFullError, SlimeError, one_line
 from slime.errors.raised import report
 from slime.observe.metrics import depends_on_time
@@ -36,7 +36,6 @@ from slime.types import Group
 if TYPE_CHECKING:
     from slime.config import RunConfig
     from slime.engine.client import HttpPolicyClient
-    from slime.engine.keys import EngineKeys
     from slime.observe.logged_tokens import LoggedTokens
     from slime.registry.plugin_set import PluginSet
 

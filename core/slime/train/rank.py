@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from slime.engine.keys import EngineKeys
+from slime.engine.control import EngineKeys
 from slime.errors import ConfigError
 from slime.plugin import Estimator, EstimatorSpec
 from slime.plugin.architecture import Architecture

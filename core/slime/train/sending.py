@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from slime.engine.control import EngineControl
-from slime.engine.keys import EngineKeys
+from slime.engine.control import EngineControl, EngineKeys
 from slime.plugin.architecture import Architecture
 from slime.weights import create_transport
 from slime.weights.shards import NamedTensors

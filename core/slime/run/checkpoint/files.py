@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -67,9 +68,9 @@ def check_files(root: Path, files: Mapping[str, FileRecord]) -> None:
     """
     problems = [problem for name, record in files.items() if (problem := _wrong_size(root, name, record))]
     if not problems:
-        total = sum(record["bytes"] for record in files.values())
-        with ThreadPoolExecutor(_threads()) as pool, telling_progress(root, total) as count:
-            held = pool.map(lambda name: _record(root / name, count), files)
+        progress = Progress(root, sum(record["bytes"] for record in files.values()))
+        with ThreadPoolExecutor(_threads()) as pool:
+            held = pool.map(lambda name: _record(root / name, progress.count), files)
             problems = [
                 f"{name} was changed after it was saved (its sha256 is {now['sha256'][:12]}, was {was['sha256'][:12]})"
                 for (name, was), now in zip(files.items(), held, strict=True)
@@ -80,35 +81,23 @@ def check_files(root: Path, files: Mapping[str, FileRecord]) -> None:
         raise CheckpointError(f"checkpoint {root} is damaged: {'; '.join(problems[:_NAMED])}{more}.")
 
 
-@contextmanager
-def telling_progress(root: Path, total: int) -> Iterator[Callable[[int], None]]:
-    """Tell the user every few seconds how much of a checkpoint has been read in the body.
+class Progress:
+    """Tells the user every few seconds how much of a checkpoint has been read."""
 
-    Args:
-        root: The checkpoint.
-        total: Its size in bytes.
+    def __init__(self, root: Path, total: int) -> None:
+        """`total`: the checkpoint's size in bytes."""
+        self._root, self._total = root, total
+        self._read, self._told_at, self._lock = 0, time.monotonic(), threading.Lock()
 
-    Yields:
-        What counts bytes that were read; any thread may call it.
-    """
-    read, over, lock = 0, threading.Event(), threading.Lock()
-
-    def count(size: int) -> None:
-        nonlocal read
-        with lock:
-            read += size
-
-    def tell() -> None:
-        while not over.wait(TELL_S):
-            say(f"slime: comparing {root} with its hashes: {read / 2**30:.1f} of {total / 2**30:.1f} GiB")
-
-    telling = threading.Thread(target=tell, name="tell-progress", daemon=True)
-    telling.start()
-    try:
-        yield count
-    finally:
-        over.set()
-        telling.join()
+    def count(self, size: int) -> None:
+        """Count bytes that were read; any thread may call it."""
+        with self._lock:
+            self._read += size
+            if time.monotonic() - self._told_at < TELL_S:
+                return
+            self._told_at = time.monotonic()
+            read, total = self._read / 2**30, self._total / 2**30
+        say(f"slime: comparing {self._root} with its hashes: {read:.1f} of {total:.1f} GiB")
 
 
 def read_description(path: Path) -> str:

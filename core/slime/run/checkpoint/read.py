@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import re
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from slime.config import RunConfig, config_from_toml
 from slime.errors import CheckpointError, ConfigError
@@ -23,11 +23,7 @@ from slime.run.checkpoint.files import (
 )
 from slime.run.checkpoint.identity import PROMPT_FILES, Model, PromptFile, data_order, describe_model, differences
 
-logger = logging.getLogger(__name__)
-
 FORMAT = 4
-#: checkpoints without hashes, of earlier versions
-_UNHASHED_FORMAT = 3
 TRAINER_PART = "megatron"
 ROLLOUT_PART = "rollout"
 STATE, PLUGINS, CONFIG, LATEST = "state.json", "plugins.json", "config.toml", "latest"
@@ -36,37 +32,39 @@ _NAME = re.compile(r"rollout_(\d+)")
 _ASIDE = re.compile(r"\.(rollout_\d+)\.replaced")
 
 
-class _State(BaseModel):
-    """The content of state.json."""
+def _pairs(value: Any) -> dict[Any, Any]:
+    """The dictionary that a JSON list of pairs stands for."""
+    try:
+        return dict(value)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
-    model_config = ConfigDict(strict=True, extra="forbid")
 
-    format: int
+class Checkpoint(BaseModel):
+    """A complete checkpoint on disk: what its state.json says, and its folder."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    format: Literal[4]
     rollouts_done: NonNegativeInt
     weight_version: NonNegativeInt
-    trained_at: list[list[NonNegativeInt]]
+    #: weight version -> rollouts that had been trained on when the engines got it; a list of pairs in the file
+    trained_at: Annotated[dict[NonNegativeInt, NonNegativeInt], BeforeValidator(_pairs)]
     data_order: dict[str, Any]
-    model: Model | None = None
-    files: Files | None = None
+    #: None: saved by a run without --hf-checkpoint
+    model: Model | None
+    files: Files
     #: of all the rest
-    sha256: str = ""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint on disk."""
-
+    sha256: str
+    #: the folder, and what is in plugins.json there
     path: Path
-    rollouts_done: int
-    weight_version: int
-    #: weight version -> rollouts that had been trained on when the engines got it
-    trained_at: dict[int, int]
     plugins: dict[str, Any]
-    data_order: dict[str, Any]
-    #: None: saved by a version that did not describe it, or by a run without --hf-checkpoint
-    model: Model | None = None
-    #: None: saved by a version that kept no hashes
-    files: Files | None = None
+
+    @property
+    def place(self) -> Path:
+        """Its folder, by the name under which it is found: a killed run may have moved it aside."""
+        aside = _ASIDE.fullmatch(self.path.name)
+        return self.path if aside is None else self.path.with_name(aside[1])
 
     @property
     def trainer_part(self) -> Path:
@@ -84,10 +82,7 @@ class Checkpoint:
         Raises:
             CheckpointError: Files are damaged; the message names them.
         """
-        if self.files is None:
-            logger.warning("%s was saved by a version of slime that kept no hashes: damage is not noticed", self.path)
-        else:
-            check_files(self.path, self.files)
+        check_files(self.path, self.files)
 
     def is_last(self, config: RunConfig) -> bool:
         """Whether nothing is left to train in a run with `config`."""
@@ -176,14 +171,12 @@ def intact_checkpoint(folder: Path, command: str) -> Checkpoint:
         CheckpointError: It is missing or damaged; the message names the file, and the newest checkpoint beside it that
             is intact.
     """
-    try:
-        checkpoint = read_checkpoint(folder)
-        checkpoint.check_files()
-    except CheckpointError as error:
-        message = str(error).rstrip(".")
-        end = "" if message.endswith("?") else "."
-        raise CheckpointError(f"{message}{end}{_advice(folder, command)}") from error
-    return checkpoint
+    problems: list[CheckpointError] = []
+    if (checkpoint := newest_intact([folder], problems.append)) is not None:
+        return checkpoint
+    message = str(problems[0]).rstrip(".")
+    end = "" if message.endswith("?") else "."
+    raise CheckpointError(f"{message}{end}{_advice(folder, command)}") from problems[0]
 
 
 @dataclass(frozen=True)
@@ -191,8 +184,6 @@ class Fallback:
     """The checkpoint that is used in place of a damaged one."""
 
     checkpoint: Checkpoint
-    #: its folder, by the name under which it is found
-    path: Path
     #: what is wrong with each that was skipped
     problems: tuple[str, ...]
     #: how many rollouts were done when the newest of those was saved, and are not any more
@@ -208,12 +199,8 @@ def intact_or_before(folder: Path) -> Checkpoint | Fallback:
     Raises:
         CheckpointError: None is intact; the message names what is wrong with the newest.
     """
-    try:
-        checkpoint = read_checkpoint(folder)
-        checkpoint.check_files()
-    except CheckpointError as error:
-        newest = error
-    else:
+    problems: list[CheckpointError] = []
+    if (checkpoint := newest_intact([folder], problems.append)) is not None:
         return checkpoint
     named = _NAME.fullmatch(folder.name)
     root = folder if named is None else folder.parent
@@ -221,36 +208,37 @@ def intact_or_before(folder: Path) -> Checkpoint | Fallback:
         with suppress(CheckpointError):
             named = _NAME.fullmatch(read_description(root / LATEST).strip())
     candidates = [path for path in checkpoints_in(root) if named is None or _number(path.name) <= int(named[1])]
-    problems = [str(newest)]
-    for path in candidates:
-        if named is not None and _number(path.name) == int(named[1]):
-            continue
-        try:
-            checkpoint = read_checkpoint(path)
-            checkpoint.check_files()
-        except CheckpointError as error:
-            problems.append(str(error))
-        else:
-            first = int(named[1]) if named is not None else _number(candidates[0].name)
-            return Fallback(checkpoint, path, tuple(problems), first - checkpoint.rollouts_done)
+    untried = [path for path in candidates if named is None or _number(path.name) < int(named[1])]
+    if (checkpoint := newest_intact(untried, problems.append)) is not None:
+        first = int(named[1]) if named is not None else _number(candidates[0].name)
+        return Fallback(checkpoint, tuple(map(str, problems)), first - checkpoint.rollouts_done)
     if len(candidates) < 2:
-        raise newest
-    message = str(newest).rstrip(".")
+        raise problems[0]
+    message = str(problems[0]).rstrip(".")
     raise CheckpointError(
         f"{message}. None of the {len(candidates)} checkpoints in {root} up to it is intact."
-    ) from newest
+    ) from problems[0]
+
+
+def newest_intact(folders: Iterable[Path], damaged: Callable[[CheckpointError], object]) -> Checkpoint | None:
+    """The first of these checkpoints whose files are all as they were saved; `damaged` is told of those before it."""
+    for folder in folders:
+        try:
+            checkpoint = read_checkpoint(folder)
+            checkpoint.check_files()
+        except CheckpointError as error:
+            damaged(error)
+        else:
+            return checkpoint
+    return None
 
 
 def _advice(damaged: Path, command: str) -> str:
     """The newest intact checkpoint of the same run, as the end of a message."""
     root = damaged.parent if _NAME.fullmatch(damaged.name) else damaged
     found = checkpoints_in(root)
-    for path in found:
-        try:
-            read_checkpoint(path).check_files()
-        except CheckpointError:
-            continue
-        return f" The newest intact checkpoint is {path}: {command.format(path)}"
+    if (checkpoint := newest_intact(found, lambda _: None)) is not None:
+        return f" The newest intact checkpoint is {checkpoint.place}: {command.format(checkpoint.place)}"
     return f" None of the {len(found)} checkpoints in {root} is intact." if len(found) > 1 else ""
 
 
@@ -281,20 +269,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     try:
         path = _find(folder)
-        state = _read_state(path / STATE)
+        state = read_json_object(path / STATE)
+        _check_origin(path, state)
         plugins = read_json_object(path / PLUGINS)
+        return _described(path / STATE, {**state, "path": path, "plugins": plugins})
     except OSError as error:
         raise CheckpointError(f"checkpoint {folder} cannot be read: {error.strerror}") from error
-    return Checkpoint(
-        path=path,
-        rollouts_done=state.rollouts_done,
-        weight_version=state.weight_version,
-        trained_at={pair[0]: pair[1] for pair in state.trained_at},
-        plugins=plugins,
-        data_order=state.data_order,
-        model=state.model,
-        files=state.files,
-    )
 
 
 def _find(folder: Path) -> Path:
@@ -330,33 +310,34 @@ def standing(path: Path) -> Path | None:
     return None
 
 
-def _read_state(path: Path) -> _State:
-    content = read_json_object(path)
-    version = content.get("format")
-    if version not in (FORMAT, _UNHASHED_FORMAT) or isinstance(version, bool):
+def _check_origin(path: Path, state: dict[str, Any]) -> None:
+    """Check that this slime wrote state.json, and that it was not changed since."""
+    version, own = state.get("format"), state.get("sha256")
+    if version != FORMAT:
         raise CheckpointError(
-            f"checkpoint {path.parent} has format {version!r}; this slime reads format {FORMAT} (and"
-            f" {_UNHASHED_FORMAT}). Continue with the slime that wrote it, or start a new run from the model that it"
-            " exports with --save-hf."
+            f"checkpoint {path} has format {version!r}; this slime reads format {FORMAT}. Continue with the slime that"
+            " wrote it, or start a new run from the model that it exports with --save-hf."
         )
-    own = content.get("sha256")
-    if version == FORMAT and own != digest_of_json({name: content[name] for name in content.keys() - {"sha256"}}):
-        raise CheckpointError(f"{path} is damaged: it was changed after it was saved (its own sha256 differs).")
+    if own != digest_of_json({name: value for name, value in state.items() if name != "sha256"}):
+        raise CheckpointError(f"{path / STATE} is damaged: it was changed after it was saved (its own sha256 differs).")
+
+
+def _described(path: Path, content: dict[str, Any]) -> Checkpoint:
+    """The checkpoint that state.json describes, whose hash somebody else may have made."""
     try:
-        state = _State.model_validate(content)
+        checkpoint = Checkpoint.model_validate(content)
     except (ValidationError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {_first_problem(error)}") from error
     try:
-        TypeAdapter(list[PromptFile]).validate_python(state.data_order.get(PROMPT_FILES, []), strict=True)
+        TypeAdapter(list[PromptFile]).validate_python(checkpoint.data_order.get(PROMPT_FILES, []), strict=True)
     except ValidationError as error:
         raise CheckpointError(f"{path} is damaged: data_order.{PROMPT_FILES}: {_first_problem(error)}") from error
-    wrong = [pair for pair in state.trained_at if len(pair) != 2]
-    if wrong or (version == FORMAT and not {PLUGINS, CONFIG} <= (state.files or {}).keys()):
+    if not {PLUGINS, CONFIG} <= checkpoint.files.keys():
         raise CheckpointError(f"{path} is damaged: it does not describe a checkpoint.")
-    for name in state.files or ():
+    for name in checkpoint.files:
         if "\0" in name or ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
             raise CheckpointError(f"{path} is damaged: it lists {name!r}, which is no file of the checkpoint.")
-    return state
+    return checkpoint
 
 
 def _first_problem(error: Exception) -> str:

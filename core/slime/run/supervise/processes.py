@@ -28,8 +28,9 @@ import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
 from slime.kit.processes import living_members
 from slime.kit.processes.pulse import idle_too_long, read_pulse
+from slime.observe.log import log_excerpt
 from slime.run.supervise.losses import PartKind
-from slime.run.supervise.traces import cause_of_death, log_excerpt, memory_now, stack_of
+from slime.run.supervise.traces import cause_of_death, memory_now, stack_of
 
 #: seconds that a process may be stopped. A person may stop one for a moment.
 STOPPED_S = 10.0

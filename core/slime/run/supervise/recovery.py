@@ -2,7 +2,7 @@
 
 An engine is started with the weights of the model folder. So a lost engine gets no requests, neither through the router
 nor directly, until it runs again at its old address and a weight sync has reached it. The requests that it had are sent
-again by the rollout process: see `slime.rollout.repeats`.
+again by the rollout process: see `slime.engine.requests`.
 """
 
 from __future__ import annotations

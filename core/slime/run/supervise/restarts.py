@@ -12,29 +12,22 @@ from itertools import dropwhile
 from pathlib import Path
 
 from slime.config import RunConfig
-from slime.errors import CheckpointError, SlimeError
+from slime.errors import SlimeError
 from slime.observe.observer import RunObserver
-from slime.run.checkpoint.read import Checkpoint, checkpoints_in, read_checkpoint
+from slime.run.checkpoint.read import Checkpoint, checkpoints_in, newest_intact
 from slime.run.checkpoint.save import forget_damaged
 from slime.run.supervise.losses import is_curable
 
 logger = logging.getLogger(__name__)
 
 
-def newest_intact(newest: Path) -> Checkpoint | None:
+def newest_of_run(newest: Path) -> Checkpoint | None:
     """The checkpoint `newest`, or the one before it, whose files are all as they were saved. Others are logged.
 
     Those after it are not looked at: they are of a run that was continued from an earlier one on purpose.
     """
-    for path in dropwhile(lambda one: one.name != newest.name, checkpoints_in(newest.parent)):
-        try:
-            checkpoint = read_checkpoint(path)
-            checkpoint.check_files()
-        except CheckpointError as error:
-            logger.warning("%s", error)
-        else:
-            return checkpoint
-    return None
+    from_it_on = dropwhile(lambda one: one.name != newest.name, checkpoints_in(newest.parent))
+    return newest_intact(from_it_on, lambda error: logger.warning("%s", error))
 
 
 def run_with_restarts(
@@ -62,7 +55,7 @@ def run_with_restarts(
             if unless() or observer.restarts.total() >= budget or not is_curable(error, first=len(causes) == 1):
                 _note_restarts(error, causes[:-1])
                 raise
-        checkpoint = None if observer.saved is None else newest_intact(observer.saved[1])
+        checkpoint = None if observer.saved is None else newest_of_run(observer.saved[1])
         if checkpoint is None:
             trying = config
             observer.restarting(causes[-1], None)

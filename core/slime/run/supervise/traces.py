@@ -13,18 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slime.kit.processes.pulse import STACK_SIGNAL
-from slime.observe.log import of_this_run
+from slime.observe.log import log_tail
 from slime.observe.memory import largest_processes, machine_memory, processes_killed_for_memory
 
 #: largest processes that a message about memory names
 _TOP = 5
-_TAIL_LINES = 20
 #: seconds that a process gets to write its stacks
 _STACK_S = 1.0
 _STACK_LINES = 12
 #: innermost frames of threads that have nothing to do
 _WAITS_FOR_WORK = re.compile(r"/(threading|selectors|queue|pulse|concurrent/futures/thread|ray/_private/worker)\.py\"")
-_TAIL_BYTES = 64 * 1024
 _KILLED_BEFORE = processes_killed_for_memory()
 
 
@@ -43,7 +41,7 @@ def cause_of_death(log: Path | None) -> str:
 
 
 def _crash(log: Path) -> str | None:
-    found = re.findall(r"^Fatal Python error: (.+)$", "\n".join(_tail(log)), re.MULTILINE)
+    found = re.findall(r"^Fatal Python error: (.+)$", "\n".join(log_tail(log)), re.MULTILINE)
     return str(found[-1]) if found else None
 
 
@@ -51,24 +49,6 @@ def memory_now() -> str:
     """One sentence about the memory of this machine and of the run's processes."""
     largest = largest_processes(os.getpid(), _TOP)
     return f"{machine_memory()} on this machine; the run's largest processes: {largest}."
-
-
-def log_excerpt(path: Path | None) -> str:
-    """The last lines of a log, under a line that names the file; empty without a log."""
-    if path is None:
-        return ""
-    lines = [line for line in _tail(path) if line.strip()][-_TAIL_LINES:]
-    return f"Last lines of {path}:\n" + "\n".join(lines) if lines else f"It wrote nothing to {path}."
-
-
-def _tail(path: Path, since: int | None = None) -> list[str]:
-    try:
-        with path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - _TAIL_BYTES) if since is None else min(since, size))
-            return of_this_run(log.read().decode(errors="replace")).splitlines()
-    except OSError:
-        return []
 
 
 def stack_of(pid: int, log: Path | None) -> str:
@@ -85,7 +65,7 @@ def stack_of(pid: int, log: Path | None) -> str:
     lines: list[str] = []
     while time.monotonic() < deadline:
         time.sleep(0.1)
-        if (written := _tail(log, since)) and written == lines:
+        if (written := log_tail(log, since)) and written == lines:
             break
         lines = written
     return "\n".join(_busy_thread(lines)[:_STACK_LINES])
