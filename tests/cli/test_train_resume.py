@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Loop, Slime, save_checkpoint
 
-from slime.run.run_lock import LOCK, RunLock
+from slime.run.folders import LOCK, RunLock
 
 RUN = Path("outputs/run")
 

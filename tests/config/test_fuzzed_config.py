@@ -24,9 +24,8 @@ from slime.config.flags import MEGATRON, SGLANG
 from slime.config.run_config import SECTIONS, RunConfig
 from slime.errors import ConfigError, SlimeError
 from slime.errors.redaction import MARK
-from slime.registry.find import choose_plugins, find_plugins
+from slime.registry.find import check_installed, choose_plugins, find_plugins
 from slime.registry.kinds import SLOTS
-from slime.registry.requirements import check_installed
 
 pytestmark = pytest.mark.nightly
 

@@ -23,8 +23,8 @@ from slime.errors.redaction import MARK, is_secret, redacted, without_credential
 from slime.plugin import Options, RewardSpec
 from slime.registry.component import checked_options
 from slime.registry.kinds import KINDS
+from slime.registry.load import Defect, check_spec
 from slime.registry.plugin_set import survey_plugins
-from slime.registry.validate import Defect, check_spec
 from slime.run.checkpoint.identity import data_order
 
 CANARY = "canary-7f3a"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slime.engine import repeats
+from slime.engine import requests
 from slime.engine.client import HttpPolicyClient
 from slime.engine.requests import MOST_FAILURES, MOST_GARBLED, Repeats
 from slime.errors import (
@@ -52,8 +52,8 @@ class FaultyClient(HttpPolicyClient):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are repeated without waiting."""
-    monkeypatch.setattr(repeats, "_FIRST_WAIT_S", 0.0)
-    monkeypatch.setattr(repeats, "OUTAGE_S", 0.0)
+    monkeypatch.setattr(requests, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(requests, "OUTAGE_S", 0.0)
 
 
 def ask(client: FaultyClient) -> Generation:
@@ -79,7 +79,7 @@ def test_a_request_that_engines_fail_again_and_again_is_given_up() -> None:
 
 
 def test_failures_of_one_outage_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "OUTAGE_S", 1000.0)
+    monkeypatch.setattr(requests, "OUTAGE_S", 1000.0)
     client = FaultyClient(*[EngineError("it has ended, and the router does not know")] * (3 * MOST_FAILURES))
     assert ask(client) is ANSWER
 

@@ -12,7 +12,7 @@ from slime.config import RunConfig, load_config
 from slime.errors import CheckpointError, ConfigError, DataError
 from slime.run.checkpoint.read import Checkpoint, read_checkpoint
 from slime.run.checkpoint.save import CheckpointWriter
-from slime.run.output_folders import require_export_folder, require_own_folder
+from slime.run.folders import require_export_folder, require_own_folder
 
 Config = Callable[..., RunConfig]
 Saved = Callable[..., Path]

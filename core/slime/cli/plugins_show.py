@@ -13,10 +13,9 @@ from pydantic.fields import FieldInfo
 from slime.cli.text_layout import hanging, table
 from slime.config.value_types import describe
 from slime.registry.component import LIMITED_KINDS, CallLimits, Component
-from slime.registry.find import FoundPlugin
+from slime.registry.find import FoundPlugin, unmet_requirements
 from slime.registry.kinds import KINDS
 from slime.registry.provenance import source_of
-from slime.registry.requirements import unmet_requirements
 
 #: fields of specs that are shown with their values
 _FIELDS = ("ratio", "takes_kl", "scope", "deterministic", "isolation", "needs_engine")

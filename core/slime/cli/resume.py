@@ -17,7 +17,7 @@ from slime.config.run_file import read_run_file
 from slime.errors import CheckpointError, ConfigError
 from slime.observe.metrics import eval_set_names, read_metrics
 from slime.run.checkpoint.read import LATEST, STATE, checkpoints_in, read_checkpoint
-from slime.run.run_lock import finished_rollouts
+from slime.run.folders import finished_rollouts
 
 AUTO = "auto"
 CONFIG = "config.toml"

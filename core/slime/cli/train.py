@@ -22,7 +22,7 @@ from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 from slime.errors.redaction import redacted
 from slime.observe.samples import write_whole
 from slime.run.checkpoint.save import forget_damaged
-from slime.run.run_lock import RunLock
+from slime.run.folders import RunLock
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"

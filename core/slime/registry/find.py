@@ -1,19 +1,24 @@
-"""Finds the installed plugins in package metadata, and chooses those that a run may load. Imports no plugin."""
+"""What package metadata says: the installed plugins, those that a run may load, and requirements that are not met.
+
+Imports no plugin.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import importlib_metadata
 
-from slime.errors import ConfigError, did_you_mean
+from slime.errors import ConfigError, PluginLoadError, did_you_mean
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
     from slime.config import PluginOptions
 
 #: the entry-point group of plugins
@@ -126,3 +131,46 @@ def _why_not(plugin: FoundPlugin, options: PluginOptions) -> str | None:
 
 def _near(name: str, found: Sequence[FoundPlugin]) -> str:
     return did_you_mean(name, {plugin.name for plugin in found} | {plugin.distribution for plugin in found})
+
+
+# --- requirements in the format of PEP 508 ----------------------------------------------------------
+
+
+def parse_requirement(text: object) -> Requirement:
+    """Parse a requirement.
+
+    Raises:
+        ValueError: It is malformed; the message shows it and says why.
+    """
+    # Importing this takes longer than everything else about a spec, and few specs have requirements.
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(text if isinstance(text, str) else "")
+    except InvalidRequirement as error:
+        raise ValueError(f"{text!r}: {str(error).splitlines()[0]}") from None
+
+
+def unmet_requirements(requirements: Iterable[str]) -> dict[str, str]:
+    """The requirements that are not met, each with what is installed instead. Those of other platforms are skipped."""
+    unmet: dict[str, str] = {}
+    for text in requirements:
+        wanted = parse_requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate():
+            continue
+        try:
+            version = importlib_metadata.version(wanted.name)
+        except importlib_metadata.PackageNotFoundError:
+            unmet[text] = "not installed"
+            continue
+        if not wanted.specifier.contains(version, prereleases=True):
+            unmet[text] = f"{version} is installed"
+    return unmet
+
+
+def check_installed(requirements: Iterable[str], who: str) -> None:
+    """Raise `PluginLoadError`, with the command to run, unless all requirements of `who` are met."""
+    if unmet := unmet_requirements(requirements):
+        needs = " and ".join(f"{requirement} ({state})" for requirement, state in unmet.items())
+        install = " ".join(f'"{requirement}"' for requirement in unmet)
+        raise PluginLoadError(f"{who} needs {needs}. Try: pip install {install}")

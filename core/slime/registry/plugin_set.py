@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,21 +24,47 @@ from slime.errors.raised import report
 from slime.plugin import Context
 from slime.plugin import hooks as hookspecs
 from slime.registry.component import Component, LocalComponent, checked_options
-from slime.registry.find import FoundPlugin, choose_plugins, find_plugins
+from slime.registry.find import FoundPlugin, check_installed, choose_plugins, find_plugins
 from slime.registry.function_path import is_reference
 from slime.registry.kinds import KINDS, Kind
-from slime.registry.load import LoadedPlugin, PluginFailure, load_each
-from slime.registry.observers import Observers, hook_of
+from slime.registry.load import LoadedPlugin, PluginFailure, check_factory, hook_of, load_each
 from slime.registry.original_names import instead_of
 from slime.registry.provenance import check_saved, digest_of, model_code, provenance_of
-from slime.registry.requirements import check_installed
 from slime.registry.resolve import Resolved, Use, check_critic_options, check_needs, components_used
-from slime.registry.validate import check_factory
 
 if TYPE_CHECKING:
     from slime.config import PluginOptions, RunConfig
 
 logger = logging.getLogger("slime.registry")
+
+
+class Observers:
+    """Calls the observer hooks (`slime_run_started`, `slime_step_finished`, ...) of every plugin.
+
+    What a plugin raises is reported once, counted, and never ends the run.
+    """
+
+    def __init__(self, manager: pluggy.PluginManager, plugins: Sequence[FoundPlugin]) -> None:
+        self._manager = manager
+        self._plugins = plugins
+        #: (plugin, hook) -> how often it raised
+        self.failures: Counter[tuple[str, str]] = Counter()
+
+    def call(self, hook: str, **arguments: Any) -> list[Any]:
+        """Call `hook` of every plugin that has it, in the order in which plugins are listed; what they returned."""
+        results: list[Any] = []
+        for found in self._plugins:
+            try:
+                results += hook_of(self._manager, hook, found.name)(**arguments)
+            except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - the boundary around an observer
+                self._report(found, hook, error)
+        return results
+
+    def _report(self, found: FoundPlugin, hook: str, error: BaseException) -> None:
+        self.failures[found.name, hook] += 1
+        if self.failures[found.name, hook] == 1:
+            where = f"{hook}() of plugin {found.name} ({found.package})"
+            logger.warning("%s\n  The run continues, and later failures are only counted.", report(where, error))
 
 
 @dataclass(frozen=True)
