@@ -53,12 +53,12 @@ class Recorder:
     def restore_memory(self, kinds: Sequence[str]) -> None:
         self.calls.append(f"the engines restored {', '.join(kinds)}")
 
-    def call(self, method: str, *args: Any, doing: str) -> list[Any]:  # noqa: ARG002
+    def begin(self, method: str, *args: Any, doing: str) -> Any:  # noqa: ARG002
         if method == "held_bytes":
-            return [100]
+            return SimpleNamespace(wait=lambda: [100])
         verb = method.removesuffix("_memory")
         self.calls.append(f"the trainer {verb}d {', '.join(args[0])}" if args else method)
-        return [{}]
+        return SimpleNamespace(wait=lambda: [{}])
 
     def held_bytes(self) -> int:
         return 1000
@@ -80,7 +80,7 @@ class Turns(ColocatedRun):
         self._token_log: Any = SimpleNamespace(finish=lambda: None)
 
     def _send_weights(self) -> None:
-        self._trainer.call("weights sent", doing="")
+        self._trainer.begin("weights sent", doing="").wait()
         self._synced["synced_bytes"] = 10.0
 
 

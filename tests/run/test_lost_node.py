@@ -70,7 +70,7 @@ def test_a_node_that_leaves_is_named_and_its_devices_are_waited_for(cluster: Any
     workers.wait_built()
     engines = Engines(config, tmp_path, RunWatch(20.0))
     # an engine's address is that of its node
-    engines.urls = [f"http://{address}:30000" for address in workers.call("address", doing="training")]
+    engines.urls = [f"http://{address}:30000" for address in workers.begin("address", doing="training").wait()]
     assert engines.urls == [f"http://{SECOND}:30000"]
     assert engines.node_left(0) is None
     pending = workers.begin("sleep", doing="training")
@@ -87,7 +87,7 @@ def test_a_node_that_leaves_is_named_and_its_devices_are_waited_for(cluster: Any
         time.sleep(0.2)
     assert engines.node_left(0) == SECOND
     with pytest.raises(ProcessDiedError, match=r"rank 0 .*died: its node ended or cannot be reached"):
-        workers.call("sleep", doing="training")
+        workers.begin("sleep", doing="training").wait()
 
     with pytest.raises(ConfigError, match=r"the run needs 2 GPUs \(.*\) and Ray sees 0\. Lower"):
         ray_session.place(config, **place)

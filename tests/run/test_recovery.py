@@ -100,14 +100,13 @@ class Rollouts:
         self.connected = list(URLS)
         self.answering_garbage: list[str] = []
 
-    def call(self, method: str, url: str, urls: Sequence[str], **_: Any) -> list[int]:
+    def begin(self, method: str, *arguments: Any, **_: Any) -> Call:
+        if method == "engines_answering_garbage":
+            return Call(result=self.answering_garbage)
+        url, urls = arguments
         assert (method, url) == ("connect", FaultyEngines.url)
         self.connected = list(urls)
-        return [2]
-
-    def begin(self, method: str, **_: Any) -> Call:
-        assert method == "engines_answering_garbage"
-        return Call(result=self.answering_garbage)
+        return Call(result=2)
 
 
 class Watch:

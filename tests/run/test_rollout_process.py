@@ -20,9 +20,8 @@ from slime.plugin import SamplingParams
 from slime.registry.plugin_set import load_plugins
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout
-from slime.run.build_rollout import build_rollout_process
 from slime.run.checkpoint.files import read_rollout_part
-from slime.run.rollout_process import RolloutProcess
+from slime.run.rollout_process import RolloutProcess, build_rollout_process
 from slime.testing import make_tokenizer
 from slime.types import Group, Sample
 
@@ -164,7 +163,7 @@ def test_the_rollout_process_looks_for_garbage_seldom(monkeypatch: pytest.Monkey
     def stop(*_: object) -> None:
         raise SlimeError("far enough")
 
-    monkeypatch.setattr("slime.run.build_rollout.load_same_plugins", stop)
+    monkeypatch.setattr("slime.run.rollout_process.load_same_plugins", stop)
     before, after = gc.get_threshold(), None
     try:
         with pytest.raises(SlimeError, match="far enough"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -27,10 +28,10 @@ class Ranks:
         self._done = True
         self._folders: tuple[Path, Path] | None = None
 
-    def call(self, method: str, *arguments: Any, doing: str) -> list[Any]:
+    def begin(self, method: str, *arguments: Any, doing: str) -> Any:
         assert doing
         self.asked.append(method)
-        return [getattr(self, method)(*arguments)]
+        return SimpleNamespace(wait=lambda: [getattr(self, method)(*arguments)])
 
     def begin_save(self, checkpoint: Path, folder: Path, background: bool) -> None:
         self._folders, self._done = (checkpoint, folder), not background
@@ -54,11 +55,11 @@ class Ranks:
 class RolloutProcess:
     """A fake of the rollout process."""
 
-    def call(self, method: str, folder: Path, done: int, *, doing: str) -> list[None]:
+    def begin(self, method: str, folder: Path, done: int, *, doing: str) -> Any:
         assert (method, doing) == ("save", "saving the rollout state")
         folder.mkdir()
         (folder / "state.json").write_text(str(done))
-        return [None]
+        return SimpleNamespace(wait=lambda: [None])
 
 
 class Reports:

@@ -126,48 +126,48 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 
 
 def test_results_come_in_the_order_of_the_processes(workers: Workers) -> None:
-    assert workers.call("add", 3, doing="adding") == [3, 13]
+    assert workers.begin("add", 3, doing="adding").wait() == [3, 13]
 
 
 def test_what_a_process_has_loaded_is_no_longer_looked_for_garbage(workers: Workers) -> None:
-    assert min(workers.call("exempt_from_collection", doing="counting")) > 50_000
+    assert min(workers.begin("exempt_from_collection", doing="counting").wait()) > 50_000
 
 
 def test_garbage_is_looked_for_again_once_a_process_is_built(workers: Workers) -> None:
-    assert workers.call("collects", doing="asking") == [(False, True), (False, True)]
+    assert workers.begin("collects", doing="asking").wait() == [(False, True), (False, True)]
 
 
 def test_each_process_writes_its_own_log(workers: Workers, tmp_path: Path) -> None:
-    workers.call("add", 3, doing="adding")
+    workers.begin("add", 3, doing="adding").wait()
     assert "part 0 is built" in (tmp_path / "part-0.log").read_text()
     assert "part 10 is built" in (tmp_path / "part-1.log").read_text()
 
 
 def test_programs_that_the_processes_start_do_not_get_the_token_of_ray(workers: Workers) -> None:
-    for environment in workers.call("environment_of_child", doing="looking"):
+    for environment in workers.begin("environment_of_child", doing="looking").wait():
         assert "PATH=" in environment and "RAY_AUTH_TOKEN" not in environment
 
 
 def test_idle_threads_of_torch_are_told_to_sleep_before_it_is_loaded(workers: Workers) -> None:
-    assert workers.call("knew_torch_when_built", doing="looking") == [False, False]
-    for environment in workers.call("environment_of_child", doing="looking"):
+    assert workers.begin("knew_torch_when_built", doing="looking").wait() == [False, False]
+    for environment in workers.begin("environment_of_child", doing="looking").wait():
         assert "GOMP_SPINCOUNT=2000\n" in environment
 
 
 def test_ray_keeps_no_record_of_the_calls(workers: Workers) -> None:
-    workers.call("add", 3, doing="adding")
+    workers.begin("add", 3, doing="adding").wait()
     time.sleep(2)  # it would be sent to Ray's control service every second, and grow there with each step of a run
     assert ray.timeline() == []
 
 
 def test_errors_of_slime_arrive_unchanged(workers: Workers) -> None:
     with pytest.raises(TrainerError, match=r"^the loss is nan$"):
-        workers.call("fail", TrainerError("the loss is nan"), doing="training")
+        workers.begin("fail", TrainerError("the loss is nan"), doing="training").wait()
 
 
 def test_other_errors_arrive_with_their_type_and_traceback(workers: Workers) -> None:
     with pytest.raises(SlimeError) as caught:
-        workers.call("fail", AssertionError("wrong shape"), doing="building the model")
+        workers.begin("fail", AssertionError("wrong shape"), doing="building the model").wait()
     line = Part.fail.__code__.co_firstlineno + 1
     first, *rest = str(caught.value).splitlines()
     assert first == f"building the model: {__file__}:{line}: AssertionError: wrong shape"
@@ -184,25 +184,25 @@ class Unpicklable(BaseException):
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
 def test_code_that_exits_a_process_is_named_and_the_process_lives_on(workers: Workers, error: BaseException) -> None:
     with pytest.raises(UnexpectedError, match=rf"^training: {__file__}:\d+: {type(error).__name__}"):
-        workers.call("fail", error, doing="training")
-    assert workers.call("add", 1, doing="training")
+        workers.begin("fail", error, doing="training").wait()
+    assert workers.begin("add", 1, doing="training").wait()
 
 
 def test_an_exception_that_does_not_pickle_is_named(workers: Workers) -> None:
     with pytest.raises(UnexpectedError, match=rf"^training: {__file__}:\d+: Unpicklable"):
-        workers.call("fail_unpicklable", doing="training")
+        workers.begin("fail_unpicklable", doing="training").wait()
 
 
 def test_the_error_of_a_full_disk_is_one_line_with_file_and_free_bytes(workers: Workers) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/tmp/run/x")
     with pytest.raises(DiskFullError, match=r"^the disk is full: /tmp/run/x cannot be written; [\d,]+ bytes are free"):
-        workers.call("fail", full, doing="training")
+        workers.begin("fail", full, doing="training").wait()
 
 
 def test_an_error_does_not_wait_for_the_other_processes(workers: Workers) -> None:
     started = time.monotonic()
     with pytest.raises(TrainerError):
-        workers.call("fail_or_sleep", 60.0, doing="training")
+        workers.begin("fail_or_sleep", 60.0, doing="training").wait()
     assert time.monotonic() - started < 30
 
 
@@ -218,18 +218,18 @@ def test_a_failure_is_found_without_waiting(workers: Workers) -> None:
 
 def test_the_death_of_a_process_is_reported_with_what_it_was_doing(workers: Workers) -> None:
     with pytest.raises(SlimeError, match=r"^training: parts [01] \(pid \d+\) died: .* or ended itself"):
-        workers.call("die", doing="training")
+        workers.begin("die", doing="training").wait()
 
 
 @pytest.mark.parametrize(("method", "cause"), [("lose_or_raise", "the loss is nan"), ("lose_or_die", " died")])
 def test_a_lost_connection_is_not_blamed_if_its_other_end_failed(workers: Workers, method: str, cause: str) -> None:
     with pytest.raises(SlimeError, match=cause):
-        workers.call(method, doing="training")
+        workers.begin(method, doing="training").wait()
 
 
 def test_a_wait_ends_at_its_deadline(workers: Workers) -> None:
     with pytest.raises(DeadlineError, match=r"^training: 2 of 2 processes had not answered after 2 s"):
-        workers.call("sleep", 60.0, doing="training", timeout_s=2)
+        workers.begin("sleep", 60.0, doing="training", timeout_s=2).wait()
 
 
 def test_an_error_in_the_watch_ends_the_wait(workers: Workers) -> None:
@@ -250,7 +250,7 @@ def test_an_error_while_building_arrives(tmp_path: Path) -> None:
 
 
 def test_an_orderly_stop_closes_the_objects(workers: Workers, tmp_path: Path) -> None:
-    workers.call("close_into", tmp_path, doing="preparing")
+    workers.begin("close_into", tmp_path, doing="preparing").wait()
     workers.stop(grace_s=30)
     assert (tmp_path / "0").exists() and (tmp_path / "10").exists()
 
@@ -261,12 +261,12 @@ def test_calls_of_asynchronous_workers_run_side_by_side(tmp_path: Path) -> None:
     workers.build(f"{__name__}:build_meeting", [()])
     workers.wait_built()
     first = workers.begin("wait", doing="meeting", timeout_s=30)
-    assert workers.call("wait", doing="meeting", timeout_s=30) + first.wait() == ["met", "met"]
+    assert workers.begin("wait", doing="meeting", timeout_s=30).wait() + first.wait() == ["met", "met"]
     workers.stop(grace_s=5)
 
 
 def test_a_role_without_processes_does_nothing(tmp_path: Path) -> None:
     workers = Workers(CONFIG, "parts", tmp_path / "part.log")
     workers.wait_built()
-    assert workers.call("add", 1, doing="adding") == []
+    assert workers.begin("add", 1, doing="adding").wait() == []
     workers.stop(grace_s=5)

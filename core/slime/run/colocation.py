@@ -163,7 +163,7 @@ class ColocatedRun(Run):
             release = stage.verb == "release"
             method = TrainerProcess.release_memory if release else TrainerProcess.restore_memory
             parts = cast("tuple[Part, ...]", stage.what)
-            self._trainer.call(method, parts, doing=f"colocation: {stage}")
+            self._trainer.begin(method, parts, doing=f"colocation: {stage}").wait()
         elif stage.verb == "release":
             self._engines.release_memory(stage.what)
         else:
@@ -185,7 +185,7 @@ class ColocatedRun(Run):
 
     def _held(self) -> dict[str, float]:
         """Bytes in use where engines and trainer compute: of the GPUs, or of the host by each side."""
-        held = self._trainer.call(TrainerProcess.held_bytes, doing="measuring the trainer's memory")
+        held = self._trainer.begin(TrainerProcess.held_bytes, doing="measuring the trainer's memory").wait()
         if self.config.on_gpu:
             return {"the GPUs' processes": float(sum(held))}
         return {"the engines": float(self._engines.held_bytes()), "the trainer": float(sum(held))}

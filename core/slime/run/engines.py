@@ -183,7 +183,7 @@ class Engines:
         if self.urls:
             return
         self._workers.wait_built(watch)
-        self.urls = self._workers.call(EngineProcess.address, doing="starting the engines")
+        self.urls = self._workers.begin(EngineProcess.address, doing="starting the engines").wait()
         self._running = dict.fromkeys(range(len(self.urls)))
         self._router = RouterServer(
             self.urls,

@@ -1,4 +1,4 @@
-"""The classes whose methods the driver calls in other processes: `trainer.call(TrainerProcess.train, batch)`.
+"""The classes whose methods the driver calls in other processes: `trainer.begin(TrainerProcess.train, batch)`.
 
 An editor jumps to the method and mypy checks the arguments. The driver loads neither class, because the trainer's
 imports torch and Megatron.

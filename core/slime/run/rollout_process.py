@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import ray
 
+from slime.config import RunConfig
+from slime.engine.client import HttpPolicyClient
 from slime.engine.control import EngineControl, EngineKeys
-from slime.engine.requests import FairSlots
+from slime.engine.requests import FairSlots, Repeats, repeat_limit_s
 from slime.errors import CheckpointError, DiskFullError, SlimeError, one_line
 from slime.errors.raised import report
+from slime.kit.processes import collect_seldom
 from slime.observe.metrics import depends_on_time
 from slime.observe.samples import examples_of, write_rollout
 from slime.observe.timing import IdleClock
 from slime.observe.token_columns import Pieces, token_file, write_token_columns
+from slime.registry.plugin_set import Fingerprint, PluginSet
 from slime.rollout.boundaries import OldestFirst
 from slime.rollout.collect import Collector
 from slime.rollout.components import ComponentBuilder
@@ -31,24 +36,26 @@ from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges, oldest_
 from slime.rollout.stall import StallWatch
 from slime.rollout.train_batch import TrainBatch
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
+from slime.run.workers import load_same_plugins
 from slime.types import Group
+from slime.weights import read_hf_config
+from slime.weights.hf_config import read_tokenizer
 
 if TYPE_CHECKING:
-    from slime.config import RunConfig
-    from slime.engine.client import HttpPolicyClient
     from slime.observe.logged_tokens import LoggedTokens
-    from slime.registry.plugin_set import PluginSet
 
 logger = logging.getLogger(__name__)
 
 #: maximum requests in flight, relative to what the engines run at once: the surplus keeps them busy between requests
 _IN_FLIGHT = 1.25
+#: address of the engines until `RolloutProcess.connect` is called
+_NOT_CONNECTED = "http://engines-still-starting.invalid"
 
 
 class RolloutProcess:
     """Owns the data source, the generators, the rewards and the filters of a run; the driver calls its methods.
 
-    Lives in one process with one event loop, and knows nothing of Ray. Rollouts may overlap: their prompts are taken in
+    Lives in one process with one event loop. Rollouts may overlap: their prompts are taken in
     the order of the rollouts, and earlier ones get engine time first.
     """
 
@@ -367,3 +374,61 @@ class RolloutProcess:
         # A checkpoint may come from somewhere else and contain anything.
         except Exception as error:
             raise CheckpointError(f"{folder} does not hold the state of a run: {one_line(error)}") from error
+
+
+# --- how it is built under Ray ------------------------------------------------------------------------
+
+
+def client_of_run(config: RunConfig, keys: EngineKeys, *, evaluates_only: bool = False) -> HttpPolicyClient:
+    """The client of a run's engines, not connected yet; `evaluates_only`: no trainer sends the engines weights."""
+    model = read_hf_config(Path(str(config.checkpoint.hf_checkpoint)))
+    restarts = config.restarts_engines
+    return HttpPolicyClient(
+        _NOT_CONNECTED,
+        keys,
+        timeout_s=config.rollout.rollout_timeout_s,
+        concurrency=config.rollout.rollout_concurrency,
+        vocab_size=model["vocab_size"],
+        routed_layers=model["num_hidden_layers"] if config.rollout.use_rollout_routing_replay else None,
+        # Messages of several requests bypass the router, which would ask another engine if one is lost. And the groups
+        # that finish first must be decided by their own requests. The router does not say which engine has a request:
+        # each of them would get each of the aborts.
+        route="router" if not restarts else "direct" if config.aborts_surplus else "together",
+        repeats=Repeats(limit_s=repeat_limit_s(config), trained=not evaluates_only) if restarts else None,
+    )
+
+
+async def build_rollout_process(
+    config: RunConfig,
+    run_dir: Path,
+    fingerprint: Fingerprint,
+    engine_url: str | None,
+    keys: EngineKeys,
+    evaluates_only: bool,
+) -> RolloutProcess:
+    """Load the tokenizer, build the components and start their worker processes.
+
+    Args:
+        config: The run's configuration.
+        run_dir: The run folder.
+        fingerprint: Fingerprint of the driver's plugins; this process must have the same plugins.
+        engine_url: URL of the engines after `RolloutProcess.connect`; None if the run has none.
+        keys: Keys of the engines and the router.
+        evaluates_only: Whether the run only evaluates, and needs no data source.
+    """
+    collect_seldom()
+    plugins = load_same_plugins(config, fingerprint)
+    model = Path(str(config.checkpoint.hf_checkpoint))
+    process = RolloutProcess(
+        config,
+        plugins,
+        None if engine_url is None else client_of_run(config, keys, evaluates_only=evaluates_only),
+        run_dir,
+        read_tokenizer(model, trust_remote_code=config.checkpoint.trust_remote_code),
+        engine_url=engine_url,
+        keys=keys,
+        evaluates_only=evaluates_only,
+        put=ray.put,
+    )
+    await process.start()
+    return process

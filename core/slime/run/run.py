@@ -162,7 +162,7 @@ class Run:
             self._rollout.start([{"num_cpus": 0}])
             evaluates_only = "trainer" not in self._roles
             self._rollout.build(
-                "slime.run.build_rollout:build_rollout_process",
+                "slime.run.rollout_process:build_rollout_process",
                 [(config, self._run_dir, fingerprint, self._engines.url, self._engines.keys, evaluates_only)],
             )
         if ranks:
@@ -184,13 +184,13 @@ class Run:
             self._engines.wait_ready(self._starting("engines"))
         self._rollout.wait_built(self._starting("rollout process"))
         if self._engines.url is not None:
-            self._rollout.call(
+            self._rollout.begin(
                 RolloutProcess.connect,
                 self._engines.url,
                 self._engines.urls,
                 doing="connecting the rollout process to the engines",
                 timeout_s=self.config.cluster.startup_timeout_s,
-            )
+            ).wait()
         self._trainer.wait_built(self._starting("trainer"))
         self._recovery.begin()
         keep_out_of_collections()
@@ -208,11 +208,13 @@ class Run:
         # Loaded on resume as well: they are the frozen reference if the checkpoint has none.
         if (folder := self.config.checkpoint.initial_megatron_checkpoint) is not None:
             initial = read_checkpoint(Path(folder)).trainer_part
-            self._trainer.call(TrainerProcess.load, initial, True, doing=f"loading {initial}")
+            self._trainer.begin(TrainerProcess.load, initial, True, doing=f"loading {initial}").wait()
         if checkpoint is None:
             return
-        self._trainer.call(TrainerProcess.load, checkpoint.trainer_part, doing=f"loading {checkpoint.trainer_part}")
-        self._rollout.call(RolloutProcess.load, checkpoint.rollout_part, doing="restoring the rollout state")
+        self._trainer.begin(
+            TrainerProcess.load, checkpoint.trainer_part, doing=f"loading {checkpoint.trainer_part}"
+        ).wait()
+        self._rollout.begin(RolloutProcess.load, checkpoint.rollout_part, doing="restoring the rollout state").wait()
         # The engines had the checkpoint's weights already, unless they get them every few rollouts only. The first sync
         # sends these weights again, as the same version.
         synced = checkpoint.trained_at.get(checkpoint.weight_version) == checkpoint.rollouts_done
@@ -320,7 +322,7 @@ class Run:
     def train(self, rollout: Rollout) -> dict[str, float]:
         """Log-probs, advantages and the optimizer steps of one rollout, on every rank; the metrics."""
         with self._timed("time/train"):
-            metrics = self._trainer.call(TrainerProcess.train, rollout.batch, doing="training")[0]
+            metrics = self._trainer.begin(TrainerProcess.train, rollout.batch, doing="training").wait()[0]
             self._token_log.begin(rollout.number)
         self._rollouts_trained += 1
         return metrics
@@ -351,7 +353,7 @@ class Run:
     def _send_weights(self) -> None:
         def send(urls: list[str], restarts: int) -> list[int]:
             with self._watch.during_sync():
-                return self._trainer.call(
+                return self._trainer.begin(
                     TrainerProcess.sync_weights,
                     urls,
                     self._engines.keys,
@@ -360,7 +362,7 @@ class Run:
                     restarts,
                     doing=f"syncing weights (version {self._weight_version})",
                     timeout_s=2 * self.config.sync.weight_sync_timeout_s + SYNC_ANSWER_S,
-                )
+                ).wait()
 
         self._synced["synced_bytes"] = float(sum(self._recovery.sync(send)))
 
@@ -477,7 +479,7 @@ class Run:
         self.finish_save()
         saved = None if self._saver is None else self._saver.newest
         try:
-            self._trainer.call(TrainerProcess.export_hf, folder, doing=f"exporting {folder}")
+            self._trainer.begin(TrainerProcess.export_hf, folder, doing=f"exporting {folder}").wait()
         except CheckpointError as error:
             if saved is None:
                 raise

@@ -313,17 +313,11 @@ class Workers:
 
     def free_address(self) -> tuple[str, int]:
         """The first process's node and a free port there."""
-        refs = [self._actors[0].free_address.remote()]
-        timeout_s, doing = self._config.cluster.startup_timeout_s, f"starting the {self._role}"
-        call: PendingCall[tuple[str, int]] = PendingCall(refs, doing, timeout_s, self._watch, self._parts)
-        return call.wait()[0]
+        return self._starting([self._actors[0].free_address.remote()]).wait()[0]
 
     def devices(self) -> list[str]:
         """The GPU of each process."""
-        refs, doing = [actor.devices.remote() for actor in self._actors], f"starting the {self._role}"
-        timeout_s = self._config.cluster.startup_timeout_s
-        call: PendingCall[list[str]] = PendingCall(refs, doing, timeout_s, self._watch, self._parts)
-        return [device for [device] in call.wait()]
+        return [device for [device] in self._starting([actor.devices.remote() for actor in self._actors]).wait()]
 
     def build(self, factory: str, arguments: Sequence[tuple[Any, ...]], *, timeout_s: float | None = None) -> None:
         """Begin building every process's object; `wait_built` waits for them.
@@ -333,9 +327,12 @@ class Workers:
             arguments: The factory's arguments, for each process.
             timeout_s: Deadline instead of `--startup-timeout-s`.
         """
-        timeout_s = self._config.cluster.startup_timeout_s if timeout_s is None else timeout_s
         refs = [actor.build.remote(factory, *args) for actor, args in zip(self._actors, arguments, strict=True)]
-        self._building = PendingCall(refs, f"starting the {self._role}", timeout_s, self._watch, self._parts)
+        self._building = self._starting(refs, timeout_s)
+
+    def _starting(self, refs: list[Any], timeout_s: float | None = None) -> PendingCall[Any]:
+        timeout_s = self._config.cluster.startup_timeout_s if timeout_s is None else timeout_s
+        return PendingCall(refs, f"starting the {self._role}", timeout_s, self._watch, self._parts)
 
     def begin_close(self, index: int) -> PendingCall[None]:
         """Begin to close the object of one process, which may be in trouble and not answer."""
@@ -395,7 +392,7 @@ class Workers:
         watch: Watch | None = None,
         only: int | None = None,
     ) -> PendingCall[Any]:
-        """Call `method` of every process's object without waiting.
+        """Call `method` of every process's object; `PendingCall.wait` waits for the results.
 
         Args:
             method: A method of the object's class: see `slime.run.processes`.
@@ -411,30 +408,6 @@ class Workers:
         refs = [actor.call.options(name=title).remote(method_name, *args) for actor in self._actors[chosen]]
         timeout_s = self._config.cluster.step_timeout_s if timeout_s is None else timeout_s
         return PendingCall(refs, doing, timeout_s, watch or self._watch, self._parts[chosen])
-
-    @overload
-    def call(
-        self,
-        method: Callable[[Any, *Arguments], Coroutine[Any, Any, Result]],
-        *args: *Arguments,
-        doing: str,
-        timeout_s: float | None = None,
-    ) -> list[Result]: ...
-
-    @overload
-    def call(
-        self,
-        method: Callable[[Any, *Arguments], Result],
-        *args: *Arguments,
-        doing: str,
-        timeout_s: float | None = None,
-    ) -> list[Result]: ...
-
-    def call(  # type: ignore[misc]  # as `begin`
-        self, method: Callable[..., Any], *args: Any, doing: str, timeout_s: float | None = None
-    ) -> list[Any]:
-        """Call `method` of every process's object and wait for the results, in order: see `begin`."""
-        return self.begin(method, *args, doing=doing, timeout_s=timeout_s).wait()
 
     def stop(self, *, grace_s: float, orderly: bool = True) -> None:
         """End the processes.

@@ -277,7 +277,7 @@ def save_model(writer: CheckpointWriter, trainer: Workers) -> None:
     """Write the ranks' weights alone as a checkpoint before the first rollout. Raises `CheckpointError`."""
     folder = writer.begin(0)
     part = folder / TRAINER_PART
-    of_ranks = trainer.call(TrainerProcess.save_model, folder, part, doing=f"saving {part}")
+    of_ranks = trainer.begin(TrainerProcess.save_model, folder, part, doing=f"saving {part}").wait()
     writer.commit(folder, dict(ChainMap(*of_ranks)), rollouts_done=0, weight_version=0, trained_at={})
 
 
@@ -328,8 +328,10 @@ class Saver:
         begun, folder = time.monotonic(), self._writer.begin(rollouts_done)
         one = _Unfinished(folder, rollouts_done, weight_version, dict(trained_at), background, begun)
         self._unfinished, part = one, one.trainer_part
-        self._trainer.call(TrainerProcess.begin_save, folder, part, background, doing=f"saving {part}")
-        self._rollout.call(RolloutProcess.save, folder / ROLLOUT_PART, rollouts_done, doing="saving the rollout state")
+        self._trainer.begin(TrainerProcess.begin_save, folder, part, background, doing=f"saving {part}").wait()
+        self._rollout.begin(
+            RolloutProcess.save, folder / ROLLOUT_PART, rollouts_done, doing="saving the rollout state"
+        ).wait()
         if not background:
             self.finish()
 
@@ -345,7 +347,7 @@ class Saver:
         one, began = self._unfinished, time.monotonic()
         if one is None or not (wait or self._written(one)):
             return
-        of_ranks = self._trainer.call(TrainerProcess.finish_save, doing=f"saving {one.trainer_part}")
+        of_ranks = self._trainer.begin(TrainerProcess.finish_save, doing=f"saving {one.trainer_part}").wait()
         path = self._writer.commit(
             one.folder,
             dict(ChainMap(*of_ranks)),
@@ -374,7 +376,7 @@ class Saver:
         if time.monotonic() - self._asked < _ASK_S:
             return False
         self._asked = time.monotonic()
-        return all(self._trainer.call(TrainerProcess.written, doing=f"saving {one.trainer_part}"))
+        return all(self._trainer.begin(TrainerProcess.written, doing=f"saving {one.trainer_part}").wait())
 
     def close(self) -> None:
         """Delete the checkpoint that is being written, after an error or Ctrl-C; no rank may write to it any more.

@@ -231,9 +231,9 @@ class Recovery:
         trouble: SlimeError | None = None
         try:
             assert self._engines.url is not None
-            [repeated] = self._rollout.call(
+            [repeated] = self._rollout.begin(
                 RolloutProcess.connect, self._engines.url, urls, doing="changing the engines"
-            )
+            ).wait()
             self._repeated += repeated
             if ROUTER not in self._lost:
                 try:
