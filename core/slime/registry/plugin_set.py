@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -300,6 +301,23 @@ def load_plugins(options: PluginOptions, given: Sequence[LocalComponent] = ()) -
         raise PluginConflictError("[plugins] strict is on, and " + "; ".join(clashes))
     for failure in plugins.failures:
         logger.warning("%s It is only a problem for runs that use it.", failure)
+    return plugins
+
+
+def load_same_plugins(options: PluginOptions, driver: Fingerprint) -> PluginSet:
+    """This process's plugins, and the driver's functions by path.
+
+    Raises:
+        PluginLoadError: The plugins differ from the driver's.
+    """
+    plugins = load_plugins(options, driver.functions)
+    digest = plugins.fingerprint().digest
+    if digest != driver.digest:
+        raise PluginLoadError(
+            f"the plugins installed where this actor runs (host {os.uname().nodename}) differ from the driver's: "
+            f"got {digest}, expected {driver.digest}. Install the same packages on every node; "
+            f"`slime plugins --json` on both shows the difference."
+        )
     return plugins
 
 

@@ -132,29 +132,28 @@ class ColocatedRun(Run):
     def _give_to_trainer(self) -> None:
         if not self._shares or self._turn == "trainer":
             return
-        held = self._held()
-        with self._turn_timed("time/colocate"):
-            for stage in TO_TRAINER:
-                held = self._change(stage, held)
+        held = self._go_through(TO_TRAINER)
         self._turn = "trainer"
         self._of_turns["memory/held_training"] = sum(held.values())
 
     def _give_to_engines(self) -> None:
         if not self._shares or self._turn == "engines":
             return
-        held = self._held()
-        with self._turn_timed("time/colocate"):
-            for stage in BEFORE_SENDING:
-                held = self._change(stage, held)
+        self._go_through(BEFORE_SENDING)
         with self._turn_timed("time/sync_weights"):
             self._send_weights()
         self._of_turns["synced_bytes"] += self._synced.pop("synced_bytes")
-        held = self._held()
-        with self._turn_timed("time/colocate"):
-            for stage in AFTER_SENDING:
-                held = self._change(stage, held)
+        held = self._go_through(AFTER_SENDING)
         self._turn = "engines"
         self._of_turns["memory/held_generating"] = sum(held.values())
+
+    def _go_through(self, stages: Sequence[Stage]) -> dict[str, float]:
+        """Change the memory of both sides stage by stage; what is held afterwards."""
+        held = self._held()
+        with self._turn_timed("time/colocate"):
+            for stage in stages:
+                held = self._change(stage, held)
+        return held
 
     def _change(self, stage: Stage, before: dict[str, float]) -> dict[str, float]:
         """Go through one stage, log what it changed, and count what was released; what is held afterwards."""

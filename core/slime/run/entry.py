@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,13 +55,10 @@ def evaluate(
     The weights of a `checkpoint` are exported to a model folder first, by the trainer that `exporting` describes.
     """
     model = config.checkpoint.hf_checkpoint if checkpoint is None else checkpoint.path
-    observer = EvaluationObserver(config, run_dir, str(model))
-    observer.starting("Ray")
-    with observer, ending_on_signals(), ray_session(config), TemporaryDirectory(dir=run_dir, prefix=".model-") as made:
+    with _told(config, run_dir, model) as observer, TemporaryDirectory(dir=run_dir, prefix=".model-") as made:
         if checkpoint is not None:
             export_checkpoint(exporting, run_dir, plugins, observer, Path(made, "hf"))
-            placed = config.checkpoint.model_copy(update={"hf_checkpoint": str(Path(made, "hf"))})
-            config = config.model_copy(update={"checkpoint": placed})
+            config = config.with_options("checkpoint", hf_checkpoint=str(Path(made, "hf")))
         with Run(config, run_dir, plugins, observer, roles={"engines", "rollout"}) as run:
             run.evaluate(0 if checkpoint is None else checkpoint.rollouts_done)
     return 0
@@ -67,25 +66,28 @@ def evaluate(
 
 def export(exporting: RunConfig, run_dir: Path, plugins: PluginSet, folder: Path) -> int:
     """`slime convert` of adapters: merge the weights that `exporting` starts from into a Hugging Face folder."""
-    observer = EvaluationObserver(exporting, run_dir, str(folder))
-    observer.starting("Ray")
-    with observer, ending_on_signals(), ray_session(exporting):
+    with _told(exporting, run_dir, folder) as observer:
         export_checkpoint(exporting, run_dir, plugins, observer, folder)
     return 0
 
 
 def convert_to_megatron(config: RunConfig, run_dir: Path, plugins: PluginSet, root: Path) -> int:
     """`slime convert --to-megatron`: write the model of `config` as a checkpoint in `root`, by its training ranks."""
-    observer = EvaluationObserver(config, run_dir, str(root))
-    observer.starting("Ray")
     with (
-        observer,
-        ending_on_signals(),
-        ray_session(config),
+        _told(config, run_dir, root) as observer,
         Run(config, run_dir, plugins, observer, roles={"trainer"}) as run,
     ):
         run.save_model(root)
     return 0
+
+
+@contextmanager
+def _told(config: RunConfig, run_dir: Path, model: str | Path | None) -> Iterator[EvaluationObserver]:
+    """Ray for a run that does not train, whose observer names a `model`."""
+    observer = EvaluationObserver(config, run_dir, str(model))
+    observer.starting("Ray")
+    with observer, ending_on_signals(), ray_session(config):
+        yield observer
 
 
 def export_checkpoint(

@@ -24,7 +24,7 @@ from slime.observe.metrics import depends_on_time
 from slime.observe.samples import examples_of, write_rollout
 from slime.observe.timing import IdleClock
 from slime.observe.token_columns import Pieces, token_file, write_token_columns
-from slime.registry.plugin_set import Fingerprint, PluginSet
+from slime.registry.plugin_set import Fingerprint, PluginSet, load_same_plugins
 from slime.rollout.boundaries import OldestFirst
 from slime.rollout.collect import Collector
 from slime.rollout.components import ComponentBuilder
@@ -36,7 +36,6 @@ from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges, oldest_
 from slime.rollout.stall import StallWatch
 from slime.rollout.train_batch import TrainBatch
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
-from slime.run.workers import load_same_plugins
 from slime.types import Group
 from slime.weights import read_hf_config
 from slime.weights.hf_config import read_tokenizer
@@ -417,7 +416,7 @@ async def build_rollout_process(
         evaluates_only: Whether the run only evaluates, and needs no data source.
     """
     collect_seldom()
-    plugins = load_same_plugins(config, fingerprint)
+    plugins = load_same_plugins(config.plugins, fingerprint)
     model = Path(str(config.checkpoint.hf_checkpoint))
     process = RolloutProcess(
         config,

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 from slime.config import RunConfig
 from slime.plugin import Context, EstimatorSpec
-from slime.registry.plugin_set import Fingerprint, PluginSet
+from slime.registry.plugin_set import Fingerprint, PluginSet, load_same_plugins
 from slime.run.checkpoint.files import Files, record_files
-from slime.run.workers import load_same_plugins
 from slime.train.advantages import NamedEstimator
 from slime.train.background import BackgroundWrite
 from slime.train.parallel import MeetingPoint
@@ -81,7 +80,7 @@ def build_rank(
         rank: Index among all ranks.
         meeting: Where the ranks find each other.
     """
-    plugins = load_same_plugins(config, fingerprint)
+    plugins = load_same_plugins(config.plugins, fingerprint)
     estimator, spec = build_estimator(config, run_dir, plugins)
     return TrainerProcess(
         config,

@@ -28,7 +28,6 @@ from slime.errors import (
     ClusterError,
     DeadlineError,
     DiskFullError,
-    PluginLoadError,
     SlimeError,
     UnexpectedError,
     disk_full,
@@ -37,7 +36,6 @@ from slime.errors import (
 from slime.errors.raised import LOG_FORMAT, Raised, log_of_this_process
 from slime.kit.processes import SHORT_SPINS, keep_out_of_collections
 from slime.kit.processes.pulse import PULSE
-from slime.registry.plugin_set import Fingerprint, PluginSet, load_plugins
 from slime.run.ray_session import ray_failure
 from slime.run.supervise.ray_errors import explain
 
@@ -313,7 +311,8 @@ class Workers:
 
     def free_address(self) -> tuple[str, int]:
         """The first process's node and a free port there."""
-        return self._starting([self._actors[0].free_address.remote()]).wait()[0]
+        address: tuple[str, int] = self._starting([self._actors[0].free_address.remote()]).wait()[0]
+        return address
 
     def devices(self) -> list[str]:
         """The GPU of each process."""
@@ -446,20 +445,3 @@ def redirect_output(log_path: Path) -> None:
 def node_address() -> str:
     """This node's address as the other nodes of the Ray cluster reach it."""
     return str(ray.util.get_node_ip_address())
-
-
-def load_same_plugins(config: RunConfig, driver: Fingerprint) -> PluginSet:
-    """This process's plugins, and the driver's functions by path.
-
-    Raises:
-        PluginLoadError: The plugins differ from the driver's.
-    """
-    plugins = load_plugins(config.plugins, driver.functions)
-    digest = plugins.fingerprint().digest
-    if digest != driver.digest:
-        raise PluginLoadError(
-            f"the plugins installed where this actor runs (host {os.uname().nodename}) differ from the driver's: "
-            f"got {digest}, expected {driver.digest}. Install the same packages on every node; "
-            f"`slime plugins --json` on both shows the difference."
-        )
-    return plugins

@@ -153,7 +153,7 @@ class RunWatch:
         for node, actor in self._others.items():
             asked = self._asked.pop(node, None)
             if asked is None or at_once:
-                asked = actor.look.remote(self._syncing, at_once)
+                asked = actor.look_and_describe.remote(self._syncing, at_once)
             ready, _ = ray.wait([asked], timeout=_ANSWER_S if at_once else 0)
             if not ready:
                 self._asked[node] = asked
@@ -207,27 +207,16 @@ class RunWatch:
         self._here = HostWatch(self._hang_s)
 
 
-class RemoteWatch:
+class RemoteWatch(HostWatch):
     """The actor that looks at the processes of another machine."""
-
-    def __init__(self, hang_s: float) -> None:
-        self._watch = HostWatch(hang_s)
 
     def add(self, part: WatchedProcess) -> None:
         """Watch one more process, and the node service of Ray that started it."""
-        self._watch.add(part)
+        super().add(part)
         parent = psutil.Process(os.getppid())
         if parent.name() in _RAY_DAEMONS:
-            self._watch.add(WatchedProcess(_RAY_DAEMONS[parent.name()], "ray", parent.pid))
+            super().add(WatchedProcess(_RAY_DAEMONS[parent.name()], "ray", parent.pid))
 
-    def kill(self, owner: str) -> None:
-        """See `HostWatch.kill`."""
-        self._watch.kill(owner)
-
-    def stacks(self) -> list[tuple[WatchedProcess, str]]:
-        """See `HostWatch.stacks`."""
-        return self._watch.stacks()
-
-    def look(self, syncing: bool, at_once: bool) -> list[tuple[Trouble, str]]:
-        """What is wrong, and the message for each."""
-        return [(trouble, trouble.describe()) for trouble in self._watch.look(syncing=syncing, at_once=at_once)]
+    def look_and_describe(self, syncing: bool, at_once: bool) -> list[tuple[Trouble, str]]:
+        """What is wrong, and the message for each, which only this machine can write."""
+        return [(trouble, trouble.describe()) for trouble in self.look(syncing=syncing, at_once=at_once)]
