@@ -12,7 +12,7 @@ import pytest
 
 from slime.run import colocation
 from slime.run.colocation import AFTER_SENDING, BEFORE_SENDING, TO_TRAINER, ColocatedRun
-from slime.run.ray_session import Placement, engines_on_ranks
+from slime.run.placement import Placement, engines_on_ranks
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions
 from slime.errors import ClusterError, ConfigError, ProcessDiedError
-from slime.run import ray_session
+from slime.run import placement as devices
 from slime.run.engines import Engines
 from slime.run.supervise.watch import RunWatch
 from slime.run.workers import Workers, node_address
@@ -90,13 +90,13 @@ def test_a_node_that_leaves_is_named_and_its_devices_are_waited_for(cluster: Any
         workers.begin("sleep", doing="training").wait()
 
     with pytest.raises(ConfigError, match=r"the run needs 2 GPUs \(.*\) and Ray sees 0\. Lower"):
-        ray_session.place(config, **place)
+        devices.place(config, **place)
     short = config.with_options("cluster", startup_timeout_s=1.0)
     with pytest.raises(ClusterError, match=r"and Ray sees 0; those of a lost node did not come back in 1 s"):
-        ray_session.place(short, **place, again=True)
+        devices.place(short, **place, again=True)
 
     with ThreadPoolExecutor(1) as other:
-        placing = other.submit(ray_session.place, config, **place, again=True)
+        placing = other.submit(devices.place, config, **place, again=True)
         cluster.add_node(num_cpus=2, num_gpus=2)
         placement = placing.result(timeout=240)
     assert len(placement.trainer) == len(placement.engines) == 1

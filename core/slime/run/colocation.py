@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from slime.rollout.record import Rollout
 from slime.run.checkpoint.save import Saver
+from slime.run.placement import Placement
 from slime.run.processes import TrainerProcess
-from slime.run.ray_session import Placement
 from slime.run.run import Run
 
 if TYPE_CHECKING:
