@@ -161,11 +161,9 @@ class Run:
             self._start_engines(self._placement)
         if "rollout" in self._roles:
             self._rollout.start([{"num_cpus": 0}])
-            evaluates_only = "trainer" not in self._roles
-            self._rollout.build(
-                "slime.run.rollout_process:build_rollout_process",
-                [(config, self._run_dir, fingerprint, self._engines.url, self._engines.keys, evaluates_only)],
-            )
+            engines, evaluates_only = (self._engines.url, self._engines.keys), "trainer" not in self._roles
+            arguments = (config, self._run_dir, fingerprint, *engines, evaluates_only)
+            self._rollout.build("slime.run.rollout_process:build_rollout_process", [arguments])
         if ranks:
             self._build_trainer([(config, self._run_dir, fingerprint, rank) for rank in range(ranks)])
         self._wait_started()
@@ -197,10 +195,12 @@ class Run:
         keep_out_of_collections()
 
     def _starting(self, part: str) -> Watch:
-        """What is checked and shown while the run waits for `part`."""
+        """What is checked and shown while the run waits for `part`: the others may fail or hang meanwhile."""
 
         def watch() -> None:
-            self._check_building()
+            self._watch()
+            self._trainer.check_building()
+            self._rollout.check_building()
             self.observer.still_starting(part)
 
         return watch
@@ -249,12 +249,6 @@ class Run:
             last_to_first.callback(self._rollout.stop, grace_s=5.0)
 
     # --- supervision -----------------------------------------------------------------------------
-
-    def _check_building(self) -> None:
-        """Raise the error of a trainer or rollout process that failed, or hangs, while the engines start."""
-        self._watch()
-        self._trainer.check_building()
-        self._rollout.check_building()
 
     def _wait_rollout(self, pending: PendingCall[T], activity: str) -> T:
         """Wait for the rollout process, showing its progress."""
