@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from slime.registry import validate
+from slime.registry import load
 from slime.registry.plugin_set import survey_plugins
 
 
 @pytest.fixture
 def speaks_2_and_3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Like a later slime, after two changes of the API."""
-    monkeypatch.setattr(validate, "API_VERSION", 3)
-    monkeypatch.setattr(validate, "ACCEPTED_APIS", (2, 3))
+    monkeypatch.setattr(load, "API_VERSION", 3)
+    monkeypatch.setattr(load, "ACCEPTED_APIS", (2, 3))
 
 
 @pytest.mark.usefixtures("speaks_2_and_3")
@@ -38,4 +38,4 @@ def test_other_versions_are_refused_with_both_numbers(install: Any, number: int,
 
 
 def test_the_first_version_has_no_predecessor() -> None:
-    assert validate.ACCEPTED_APIS == (1,)
+    assert load.ACCEPTED_APIS == (1,)

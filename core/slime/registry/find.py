@@ -10,7 +10,9 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
 
 import importlib_metadata
 
@@ -53,13 +55,17 @@ class FoundPlugin:
         return f"{self.distribution} {self.version}"
 
     @property
-    def editable_folder(self) -> str | None:
-        """The folder of a package that is installed in editable mode (PEP 610)."""
+    def direct_url(self) -> dict[str, Any]:
+        """Where the package was installed from, if that is known (PEP 610)."""
         text = None if self.entry_point.dist is None else self.entry_point.dist.read_text("direct_url.json")
-        if text is None:
-            return None
-        stated = json.loads(text)
-        return str(stated["url"]).removeprefix("file://") if stated.get("dir_info", {}).get("editable") else None
+        stated: dict[str, Any] = json.loads(text or "{}")
+        return stated
+
+    @property
+    def editable_folder(self) -> Path | None:
+        """The folder of a package that is installed in editable mode."""
+        stated = self.direct_url
+        return Path(unquote(urlparse(stated["url"]).path)) if stated.get("dir_info", {}).get("editable") else None
 
     @property
     def contact(self) -> str:

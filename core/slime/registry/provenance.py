@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 import importlib_metadata
 
@@ -93,16 +92,13 @@ def source_of(found: FoundPlugin) -> dict[str, Any]:
     """Where a distribution's code came from (PEP 610) and a hash of the files on disk; of a user's file, the same."""
     if found.file_sha256 is not None:
         return {"editable": False, "hash": found.file_sha256, "url": Path(found.entry).as_uri()}
-    distribution = found.entry_point.dist
-    direct = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
-    editable = bool(direct.get("dir_info", {}).get("editable", False))
-    source: dict[str, Any] = {"editable": editable, "hash": None if editable else _hash_of_files(found)}
+    direct, folder = found.direct_url, found.editable_folder
+    source: dict[str, Any] = {"editable": folder is not None, "hash": _hash_of_files(found) if folder is None else None}
     if "url" in direct:
         source["url"] = direct["url"]
     if "vcs_info" in direct:
         source["commit"] = direct["vcs_info"].get("commit_id")
-    elif editable:
-        folder = Path(unquote(urlparse(direct["url"]).path))
+    elif folder is not None:
         # The commit says nothing about a folder that the repository does not track.
         commit = _git(folder, "rev-parse", "HEAD") if _git(folder, "ls-files", "--", ".") else None
         if commit is not None:
