@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -114,10 +115,10 @@ def session() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
+@contextmanager
+def two_parts(folder: Path) -> Iterator[Workers]:
     """Two processes with a `Part` each."""
-    workers = Workers(CONFIG, "parts", tmp_path / "part-{index}.log")
+    workers = Workers(CONFIG, "parts", folder / "part-{index}.log")
     workers.start([{"num_cpus": 0}] * 2)
     workers.build(f"{__name__}:Part", [(0,), (10,)])
     workers.wait_built()
@@ -125,49 +126,69 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
     workers.stop(grace_s=5, orderly=False)
 
 
-def test_results_come_in_the_order_of_the_processes(workers: Workers) -> None:
-    assert workers.begin("add", 3, doing="adding").wait() == [3, 13]
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """Two processes that a test may kill or leave busy."""
+    with two_parts(tmp_path) as workers:
+        yield workers
 
 
-def test_what_a_process_has_loaded_is_no_longer_looked_for_garbage(workers: Workers) -> None:
-    assert min(workers.begin("exempt_from_collection", doing="counting").wait()) > 50_000
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the processes that tests share write."""
+    return tmp_path_factory.mktemp("logs")
 
 
-def test_garbage_is_looked_for_again_once_a_process_is_built(workers: Workers) -> None:
-    assert workers.begin("collects", doing="asking").wait() == [(False, True), (False, True)]
+@pytest.fixture(scope="module")
+def shared(logs: Path, session: None) -> Iterator[Workers]:  # noqa: ARG001 - which they run in
+    """Two processes that every test leaves as it found them."""
+    with two_parts(logs) as workers:
+        yield workers
 
 
-def test_each_process_writes_its_own_log(workers: Workers, tmp_path: Path) -> None:
-    workers.begin("add", 3, doing="adding").wait()
-    assert "part 0 is built" in (tmp_path / "part-0.log").read_text()
-    assert "part 10 is built" in (tmp_path / "part-1.log").read_text()
+def test_results_come_in_the_order_of_the_processes(shared: Workers) -> None:
+    assert shared.begin("add", 3, doing="adding").wait() == [3, 13]
 
 
-def test_programs_that_the_processes_start_do_not_get_the_token_of_ray(workers: Workers) -> None:
-    for environment in workers.begin("environment_of_child", doing="looking").wait():
+def test_what_a_process_has_loaded_is_no_longer_looked_for_garbage(shared: Workers) -> None:
+    assert min(shared.begin("exempt_from_collection", doing="counting").wait()) > 50_000
+
+
+def test_garbage_is_looked_for_again_once_a_process_is_built(shared: Workers) -> None:
+    assert shared.begin("collects", doing="asking").wait() == [(False, True), (False, True)]
+
+
+def test_each_process_writes_its_own_log(shared: Workers, logs: Path) -> None:
+    shared.begin("add", 3, doing="adding").wait()
+    assert "part 0 is built" in (logs / "part-0.log").read_text()
+    assert "part 10 is built" in (logs / "part-1.log").read_text()
+
+
+def test_programs_that_the_processes_start_do_not_get_the_token_of_ray(shared: Workers) -> None:
+    for environment in shared.begin("environment_of_child", doing="looking").wait():
         assert "PATH=" in environment and "RAY_AUTH_TOKEN" not in environment
 
 
-def test_idle_threads_of_torch_are_told_to_sleep_before_it_is_loaded(workers: Workers) -> None:
-    assert workers.begin("knew_torch_when_built", doing="looking").wait() == [False, False]
-    for environment in workers.begin("environment_of_child", doing="looking").wait():
+def test_idle_threads_of_torch_are_told_to_sleep_before_it_is_loaded(shared: Workers) -> None:
+    assert shared.begin("knew_torch_when_built", doing="looking").wait() == [False, False]
+    for environment in shared.begin("environment_of_child", doing="looking").wait():
         assert "GOMP_SPINCOUNT=2000\n" in environment
 
 
-def test_ray_keeps_no_record_of_the_calls(workers: Workers) -> None:
-    workers.begin("add", 3, doing="adding").wait()
+def test_ray_keeps_no_record_of_the_calls(shared: Workers) -> None:
+    shared.begin("add", 3, doing="adding").wait()
     time.sleep(2)  # it would be sent to Ray's control service every second, and grow there with each step of a run
     assert ray.timeline() == []
 
 
-def test_errors_of_slime_arrive_unchanged(workers: Workers) -> None:
+def test_errors_of_slime_arrive_unchanged(shared: Workers) -> None:
     with pytest.raises(TrainerError, match=r"^the loss is nan$"):
-        workers.begin("fail", TrainerError("the loss is nan"), doing="training").wait()
+        shared.begin("fail", TrainerError("the loss is nan"), doing="training").wait()
 
 
-def test_other_errors_arrive_with_their_type_and_traceback(workers: Workers) -> None:
+def test_other_errors_arrive_with_their_type_and_traceback(shared: Workers) -> None:
     with pytest.raises(SlimeError) as caught:
-        workers.begin("fail", AssertionError("wrong shape"), doing="building the model").wait()
+        shared.begin("fail", AssertionError("wrong shape"), doing="building the model").wait()
     line = Part.fail.__code__.co_firstlineno + 1
     first, *rest = str(caught.value).splitlines()
     assert first == f"building the model: {__file__}:{line}: AssertionError: wrong shape"
@@ -182,21 +203,21 @@ class Unpicklable(BaseException):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_code_that_exits_a_process_is_named_and_the_process_lives_on(workers: Workers, error: BaseException) -> None:
+def test_code_that_exits_a_process_is_named_and_the_process_lives_on(shared: Workers, error: BaseException) -> None:
     with pytest.raises(UnexpectedError, match=rf"^training: {__file__}:\d+: {type(error).__name__}"):
-        workers.begin("fail", error, doing="training").wait()
-    assert workers.begin("add", 1, doing="training").wait()
+        shared.begin("fail", error, doing="training").wait()
+    assert shared.begin("add", 1, doing="training").wait()
 
 
-def test_an_exception_that_does_not_pickle_is_named(workers: Workers) -> None:
+def test_an_exception_that_does_not_pickle_is_named(shared: Workers) -> None:
     with pytest.raises(UnexpectedError, match=rf"^training: {__file__}:\d+: Unpicklable"):
-        workers.begin("fail_unpicklable", doing="training").wait()
+        shared.begin("fail_unpicklable", doing="training").wait()
 
 
-def test_the_error_of_a_full_disk_is_one_line_with_file_and_free_bytes(workers: Workers) -> None:
+def test_the_error_of_a_full_disk_is_one_line_with_file_and_free_bytes(shared: Workers) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/tmp/run/x")
     with pytest.raises(DiskFullError, match=r"^the disk is full: /tmp/run/x cannot be written; [\d,]+ bytes are free"):
-        workers.begin("fail", full, doing="training").wait()
+        shared.begin("fail", full, doing="training").wait()
 
 
 def test_an_error_does_not_wait_for_the_other_processes(workers: Workers) -> None:
