@@ -31,9 +31,7 @@ SAMPLING = SamplingParams(max_new_tokens=8)
 class EchoPolicy(NeverAborted):
     """A policy that immediately answers with two tokens."""
 
-    async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-    ) -> Generation:
+    async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
         await asyncio.sleep(0)
         return Generation([7, 8], [-0.5, -0.25], "stop", ["3"])
 
@@ -41,9 +39,7 @@ class EchoPolicy(NeverAborted):
 class DeadPolicy(NeverAborted):
     """A policy whose engines are dead."""
 
-    async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-    ) -> Generation:
+    async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
         raise EngineError("http://127.0.0.1:1: connection refused")
 
 
@@ -53,9 +49,7 @@ class HangingPolicy(NeverAborted):
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
-    async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-    ) -> Generation:
+    async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
         self.asked.set()
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
@@ -343,9 +337,7 @@ def test_cancellation_from_outside_propagates() -> None:
 class LatePolicy(NeverAborted):
     """A policy whose engines do not answer in time, as the HTTP client says it."""
 
-    async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-    ) -> Generation:
+    async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
         raise DeadlineError("POST http://127.0.0.1:1/generate: no answer within 600 s")
 
 
@@ -405,16 +397,14 @@ def test_overlapping_requests_count_once_in_the_engines_seconds() -> None:
             self.waiting = 0
             self.answered = asyncio.Event()
 
-        async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-        ) -> Generation:
+        async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
             nonlocal now
             self.waiting += 1
             if self.waiting == 8:
                 now += 1.0
                 self.answered.set()
             await self.answered.wait()
-            return await super().generate(tokens, sampling, session=session, rid=rid)
+            return await super().generate(tokens, sampling)
 
     async def main() -> float:
         context = BatchInProgress(AllAtOnce(), SAMPLING, 42, engine_clock=EngineClock(lambda: now))

@@ -127,12 +127,10 @@ def test_lost_samples_stay_visible_in_their_groups(config: RunConfig, tokenizer:
     class OneRefusal(ScriptedPolicy):
         """Refuses the requests of one prompt."""
 
-        async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-        ) -> Generation:
+        async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
             if tokenizer.decode(tokens) == "1+1=":
                 raise ValueError("request refused")
-            return await super().generate(tokens, sampling, session=session, rid=rid)
+            return await super().generate(tokens, sampling)
 
     tolerant = config.model_copy(update={"component_options": {"generator": {"error_budget": 0.5}}})
     rollout = asyncio.run(process_of(tolerant, tokenizer, tmp_path, OneRefusal(tokenizer)).make_rollout(0))

@@ -47,19 +47,32 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
-@pytest.fixture(scope="module")
-def engines(
-    models: list[Path], fork_server: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[list[EngineServer], str]]:
+@contextlib.contextmanager
+def routed(model: Path, logs: Path, **engine: Any) -> Iterator[tuple[list[EngineServer], str]]:
     """Two engines, and the address of the router in front of them."""
-    logs = tmp_path_factory.mktemp("engines")
-    servers = [cpu_engine(models[0], logs, fork_server=fork_server) for _ in range(2)]
+    servers = [cpu_engine(model, logs, **engine) for _ in range(2)]
     with running(*servers), contextlib.ExitStack() as stack:
         router = RouterServer([server.url for server in servers], log_path=logs / "router.log")
         stack.callback(router.stop)
         router.start()
         router.wait_ready(60)
         yield servers, router.url
+
+
+def config_of(prompt_file: Path, **rollout: Any) -> RunConfig:
+    return RunConfig(
+        data=DataOptions(prompt_data=[str(prompt_file)]),
+        rollout=RolloutOptions(
+            num_rollout=MOST_ROLLOUTS,
+            rollout_batch_size=2,
+            over_sampling_batch_size=6,
+            n_samples_per_prompt=2,
+            rollout_max_response_len=LIMIT,
+            partial_rollout=True,
+            **rollout,
+        ),
+        reward=RewardOptions(reward="exact_match"),
+    )
 
 
 def set_weights(servers: list[EngineServer], model: Path, version: int) -> None:
@@ -150,33 +163,19 @@ def parts(sample: Sample, reference: Reference) -> list[int]:
     return lengths
 
 
-@pytest.mark.parametrize("mask", [False, True], ids=["trained", "masked"])
 @pytest.mark.row("G7")
 def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
-    mask: bool,
-    engines: tuple[list[EngineServer], str],
-    models: list[Path],
-    prompt_file: Path,
-    tmp_path: Path,
+    models: list[Path], fork_server: Path, prompt_file: Path, tmp_path: Path
 ) -> None:
+    """With parts of earlier weights masked; `test_first_finished.py` has both."""
     from transformers import AutoTokenizer
 
-    config = RunConfig(
-        data=DataOptions(prompt_data=[str(prompt_file)]),
-        rollout=RolloutOptions(
-            num_rollout=MOST_ROLLOUTS,
-            rollout_batch_size=2,
-            over_sampling_batch_size=6,
-            n_samples_per_prompt=2,
-            rollout_max_response_len=LIMIT,
-            partial_rollout=True,
-            mask_offpolicy_in_partial_rollout=mask,
-        ),
-        reward=RewardOptions(reward="exact_match"),
-    )
-    servers, router = engines
+    config = config_of(prompt_file, mask_offpolicy_in_partial_rollout=True)
     tokenizer = AutoTokenizer.from_pretrained(models[0])
-    rollouts = asyncio.run(run(config, tokenizer, servers, router, models, tmp_path))
+    with routed(models[0], tmp_path, fork_server=fork_server) as (servers, router):
+        rollouts = asyncio.run(run(config, tokenizer, servers, router, models, tmp_path))
+        for server in servers:
+            left_nothing(server)
     assert continued(rollouts) >= ENOUGH, "hardly any response was cut short: the test shows nothing"
     reference, seen = Reference(models), set[int | None]()
     for done, group in [(each, group) for each in rollouts for group in each.groups]:
@@ -190,7 +189,7 @@ def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
             lengths = parts(sample, reference)
             finished_in = str(done.number - group.age)
             assert sample.loss_mask == [
-                int(not mask or version == finished_in)
+                int(version == finished_in)
                 for version, length in zip(sample.weight_versions, lengths, strict=True)
                 for _ in range(length)
             ]
@@ -201,8 +200,6 @@ def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
         last["ledger/taken"]
         == last["ledger/in_batches"] + last["ledger/trained"] + last["ledger/waiting"] + last["ledger/buffered"]
     )
-    for server in servers:
-        left_nothing(server)
 
 
 @pytest.mark.row("G7")
@@ -210,29 +207,12 @@ def test_each_token_of_a_continued_response_has_the_experts_that_generated_it(
     fork_server: Path, prompt_file: Path, tmp_path: Path
 ) -> None:
     models = [make_tiny_model(tmp_path / f"model-{seed}", "qwen3_moe", seed=seed) for seed in range(4)]
-    config = RunConfig(
-        data=DataOptions(prompt_data=[str(prompt_file)]),
-        rollout=RolloutOptions(
-            num_rollout=MOST_ROLLOUTS,
-            rollout_batch_size=2,
-            over_sampling_batch_size=6,
-            n_samples_per_prompt=2,
-            rollout_max_response_len=LIMIT,
-            partial_rollout=True,
-            use_rollout_routing_replay=True,
-        ),
-        reward=RewardOptions(reward="exact_match"),
-    )
+    config = config_of(prompt_file, use_rollout_routing_replay=True)
     from transformers import AutoTokenizer
 
-    servers = [cpu_engine(models[0], tmp_path, fork_server=fork_server, routed_experts=True) for _ in range(2)]
-    with running(*servers), contextlib.ExitStack() as stack:
-        router = RouterServer([server.url for server in servers], log_path=tmp_path / "router.log")
-        stack.callback(router.stop)
-        router.start()
-        router.wait_ready(60)
-        tokenizer = AutoTokenizer.from_pretrained(models[0])
-        rollouts = asyncio.run(run(config, tokenizer, servers, router.url, models, tmp_path, routed_layers=3))
+    tokenizer = AutoTokenizer.from_pretrained(models[0])
+    with routed(models[0], tmp_path, fork_server=fork_server, routed_experts=True) as (servers, router):
+        rollouts = asyncio.run(run(config, tokenizer, servers, router, models, tmp_path, routed_layers=3))
     reference, routers = Reference(models), [transformers_model(folder) for folder in models]
     assert continued(rollouts) >= ENOUGH, "hardly any response was cut short: the test shows nothing"
     for rollout in rollouts:

@@ -9,6 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from tests.rollout.stub_engines import NeverAborted
 from tests.support.scoring import health, scorer
@@ -29,9 +30,7 @@ class RandomlySlowPolicy(NeverAborted):
         self.in_flight = self.most_in_flight = 0
         self._random = random.Random(0)
 
-    async def generate(
-        self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-    ) -> Generation:
+    async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
@@ -109,14 +108,12 @@ def test_samples_are_scored_while_others_are_still_generating() -> None:
     class OneWaits(RandomlySlowPolicy):
         """Answers one request only after the samples of all others have been scored."""
 
-        async def generate(
-            self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str = ""
-        ) -> Generation:
+        async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
             if list(tokens) == [1, 0, 0]:
                 async with asyncio.timeout(20):
                     while len(reward.calls) < 31:
                         await asyncio.sleep(0)
-            return await super().generate(tokens, sampling, session=session, rid=rid)
+            return await super().generate(tokens, sampling)
 
     finished, _ = finish(groups(8, 4), OneWaits(), reward)
     assert [len(call) for call in reward.calls] == [1] * 32 and reward.calls[-1] == [0]
