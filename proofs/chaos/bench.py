@@ -8,7 +8,6 @@ import re
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.integration.conftest import MARK, command_of, kill_marked, output_of, processes_marked
+from tests.integration.conftest import command_of, kill_marked, launch, output_of, processes_marked
 
 from proofs.faults.target import Target
 from slime.kit.processes import living_members
@@ -70,9 +69,6 @@ class ChaosRun:
         #: for temporary files, and for those of Ray; sockets are among them, whose names must be short
         self.scratch = Path(tempfile.mkdtemp(prefix="ch-", dir="/tmp"))
         self._environment = {
-            **os.environ,
-            MARK: self.mark,
-            "OMP_NUM_THREADS": "1",
             "CHAOS": str(self.chaos),
             "CHAOS_SAMPLES": str(samples),
             "PYTHONPATH": os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -87,16 +83,7 @@ class ChaosRun:
     def _start(self, arguments: Sequence[str]) -> Target:
         log = self.work / "output.log"
         prefix = [] if self.place is None else self.place.prefix(self.work)
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                [*prefix, str(Path(sys.executable).with_name("slime")), *arguments],
-                cwd=self.work,
-                env=self._environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        process, _ = launch(arguments, self.work, log, prefix=prefix, mark=self.mark, **self._environment)
         return Target(self.work, process, self.mark, log)
 
     def resume(self) -> None:

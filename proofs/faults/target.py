@@ -7,16 +7,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import psutil
-from tests.integration.conftest import MARK, processes_marked
+from tests.integration.conftest import launch, processes_marked
 from tests.support.distributions import make_distribution
 from tests.support.tiny_models import make_tiny_model
 
@@ -58,8 +56,7 @@ class Bench:
     ) -> Target:
         """Start a run in the new folder `work`; `prefix` is a command that runs it."""
         work.mkdir(parents=True)
-        mark = uuid.uuid4().hex
-        command = [*prefix, str(Path(sys.executable).with_name("slime")), "train", "--run-name", "run"]
+        command = ["train", "--run-name", "run"]
         command += ["--hf-checkpoint", str(self.folder / "model"), "--prompt-data", str(self.folder / "prompts.jsonl")]
         command += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
         command += ["--sglang-max-total-tokens", "16384", "--lr", "1e-3", "--entropy-coef", "0.1"]
@@ -72,19 +69,10 @@ class Bench:
             command += [] if flag in flags else [flag, default]
         if "--custom-rm-path" not in flags:
             command += ["--custom-rm-path", f"{self.folder / 'components.py'}:reward_func"]
-        variables = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "FAULT_NOTE": str(work / "moment")}
-        variables["PYTHONPATH"] = str(self.folder / "site")
+        variables = {"FAULT_NOTE": str(work / "moment"), "PYTHONPATH": str(self.folder / "site"), **environment}
         log = work / "output.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [*command, *(flag.replace("BENCH", str(self.folder)) for flag in flags)],
-                cwd=work,
-                env={**variables, **environment},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        words = [*command, *(flag.replace("BENCH", str(self.folder)) for flag in flags)]
+        process, mark = launch(words, work, log, prefix=prefix, **variables)
         return Target(work, process, mark, log)
 
 

@@ -6,15 +6,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from tests.integration.conftest import MARK, output_of, processes_marked
+from tests.integration.conftest import launch, output_of, processes_marked
 from tests.support.tiny_models import make_tiny_model
 
 from slime.observe.metrics import read_metrics
@@ -55,29 +53,18 @@ class Target:
 
     def start(self) -> None:
         """Start the run, or continue it if it has a folder."""
-        slime = [str(Path(sys.executable).with_name("slime")), "train"]
         if (self.run_dir / "config.toml").is_file():
-            command = [*slime, "--resume", str(self.run_dir)]
+            command = ["train", "--resume", str(self.run_dir)]
         else:
             files = {"--hf-checkpoint": "model", "--prompt-data": "prompts.jsonl"}
-            command = [*slime, "--run-name", "run", *self._flags]
+            command = ["train", "--run-name", "run", *self._flags]
             command += [word for flag, name in files.items() for word in (flag, str(self.work.parent / name))]
             command += ["--eval-prompt-data", "held", str(self.work.parent / "held.jsonl")]
-        self._mark, self._rank, self._pids = uuid.uuid4().hex, None, []
+        self._rank, self._pids = None, []
         (self.work / "evaluating").unlink(missing_ok=True)
         self._began = self.log.stat().st_size if self.log.exists() else 0
         path = os.pathsep.join(filter(None, (str(HERE / "site"), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        with self.log.open("ab") as out:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self.work,
-                env=environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        self._process, self._mark = launch(command, self.work, self.log, PYTHONPATH=path)
 
     def output(self) -> str:
         """What it has printed since it was started last."""

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 
-from tests.integration.conftest import MARK, kill_marked
+from tests.integration.conftest import kill_marked, launch
 from tests.support.tiny_models import make_tiny_model
 
 from proofs.soak.growth import growing, table
@@ -71,17 +68,13 @@ def soak(folder: Path, steps: int, more: list[str]) -> tuple[list[Snapshot], flo
     prompts.write_text("".join(json.dumps({"prompt": f"q{i:03d}", "label": "a"}) + "\n" for i in range(64)))
     held = folder / "held.jsonl"
     held.write_text("".join(prompts.read_text().splitlines(keepends=True)[:2]))
-    temporary, mark = folder / "tmp", uuid.uuid4().hex
+    temporary = folder / "tmp"
     temporary.mkdir()
-    command = [str(Path(sys.executable).with_name("slime")), "train", "--run-name", "run", "--num-rollout", str(steps)]
+    command = ["train", "--run-name", "run", "--num-rollout", str(steps)]
     command += ["--hf-checkpoint", str(folder / "model"), "--prompt-data", str(prompts)]
     command += ["--eval-prompt-data", "held", str(held), *(word for flag in FLAGS.items() for word in flag), *more]
-    environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
     shared, snapshots, began = set[str](), [], time.monotonic()
-    with (folder / "output.log").open("wb") as out:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
+    process, mark = launch(command, folder, folder / "output.log", TMPDIR=str(temporary))
     metrics = folder / "outputs" / "run" / "metrics.jsonl"
     try:
         while process.poll() is None and time.monotonic() - began < 240 + _STEP_S * steps:

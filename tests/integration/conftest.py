@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,36 @@ def command_of(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.Error:
         return []
+
+
+def launch(
+    words: Sequence[str], folder: Path, log: Path, *, prefix: Sequence[str] = (), mark: str = "", **variables: str
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Start `slime WORDS` in `folder`, as the leader of a session, and append what it prints to `log`.
+
+    Args:
+        words: The words of the command line.
+        folder: Where it runs.
+        log: What it prints to.
+        prefix: A command that runs it.
+        mark: Of the process and all that it starts; default: a new one.
+        variables: Of its environment, besides those of this process.
+
+    Returns:
+        The process, and its mark.
+    """
+    mark = mark or uuid.uuid4().hex
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [*prefix, str(Path(sys.executable).with_name("slime")), *words],
+            cwd=folder,
+            env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", **variables},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return process, mark
 
 
 def kill_marked(mark: str) -> None:
@@ -162,9 +192,7 @@ def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..
     started: list[SlimeRun] = []
 
     def start(*flags: str, name: str = "run", reward: bool = True, bare: bool = False) -> SlimeRun:
-        mark = uuid.uuid4().hex
-        log = tmp_path / f"{name}.log"
-        command = [str(Path(sys.executable).with_name("slime")), "train"]
+        log, command = tmp_path / f"{name}.log", ["train"]
         if not bare:
             command += ["--run-name", name, "--hf-checkpoint", str(model), "--prompt-data", str(data)]
             command += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
@@ -172,17 +200,8 @@ def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..
         if reward and not bare:
             # A random model gets no reward; only the entropy bonus changes its weights.
             command += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--entropy-coef", "0.1"]
-        environment = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [*command, *flags],
-                cwd=tmp_path,
-                env=environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        log.unlink(missing_ok=True)
+        process, mark = launch([*command, *flags], tmp_path, log)
         run = SlimeRun(tmp_path, process, mark, log, name)
         started.append(run)
         return run
