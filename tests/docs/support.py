@@ -35,7 +35,7 @@ LAYOUT_TESTS = {
     "checkpoints are continued under another layout": (
         "tests/train/test_checkpoint_io.py::test_loading_continues_exactly"
     ),
-    "whole runs with two tensor-parallel, pipeline or data-parallel ranks": (
+    "whole runs with two tensor-parallel or pipeline ranks": (
         "tests/integration/test_runs.py::test_the_loop_runs_on_two_ranks"
     ),
     "LoRA under tensor, sequence, pipeline, context and data parallelism": (
@@ -63,8 +63,8 @@ MODES = {
     "`--true-on-policy-mode`": (
         "tests/integration/test_true_on_policy.py::test_engine_and_trainer_agree_after_weight_updates"
     ),
-    "a critic (PPO)": "tests/integration/test_critic.py::test_a_run_with_a_critic_warms_it_up_trains_saves_and_resumes",
-    "`--lora-rank`": "tests/integration/test_lora.py::test_a_run_with_adapters_trains_resumes_and_exports",
+    "a critic (PPO)": "tests/integration/test_algorithms.py::test_algorithms_train_on_the_real_engines",
+    "`--lora-rank`": "tests/integration/test_lora.py::test_the_engine_computes_with_merged_adapters",
     "`--use-rollout-routing-replay`": (
         "tests/integration/test_routing_replay.py::test_replay_closes_the_gap_that_other_experts_make"
     ),

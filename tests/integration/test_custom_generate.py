@@ -1,19 +1,18 @@
-"""The documented multi-turn function with the engines' own answers, started through `train.py`."""
+"""The documented multi-turn function with the engines' own answers."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.integration.in_house import train_in_house
+from tests.support.engines import cpu_engine, running
 from tests.support.tiny_models import make_tiny_model
 from transformers import AutoTokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 TEMPLATE = (
     "{% for message in messages %}[{{ message.role }}]{{ message.content | trim }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -63,7 +62,7 @@ async def custom_generate(args, samples: list[Sample], evaluation: bool = False)
 
 
 @pytest.mark.row("G1")
-def test_a_custom_function_trains_on_the_exact_tokens_of_every_turn(tmp_path: Path) -> None:
+def test_a_custom_function_trains_on_the_exact_tokens_of_every_turn(fork_server: Path, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen3", seed=0)
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = TEMPLATE
@@ -72,21 +71,17 @@ def test_a_custom_function_trains_on_the_exact_tokens_of_every_turn(tmp_path: Pa
     rows = ({"prompt": [{"role": "user", "content": f"question {n}"}]} for n in range(8))
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    command = [sys.executable, str(ROOT / "train.py"), "--hf-checkpoint", str(model), "--run-name", "run"]
-    command += ["--custom-generate-function-path", "custom_generate.py", "--max-turns", "5"]
-    command += ["--prompt-data", "data.jsonl", "--label-key", "none", "--apply-chat-template"]
-    command += ["--advantage-estimator", "grpo", "--entropy-coef", "0.1", "--lr", "1e-3", "--num-rollout", "2"]
-    command += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--rollout-max-response-len", "200"]
-    command += ["--sglang-max-total-tokens", "16384"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-    run = tmp_path / "outputs" / "run"
-    steps = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "time/step" in row]
+    flags = ["--hf-checkpoint", str(model), "--custom-generate-function-path", f"{tmp_path}/custom_generate.py"]
+    flags += ["--prompt-data", f"{tmp_path}/data.jsonl", "--label-key", "none", "--apply-chat-template"]
+    flags += ["--max-turns", "5", "--advantage-estimator", "grpo", "--entropy-coef", "0.1", "--lr", "1e-3"]
+    flags += ["--num-rollout", "2", "--rollout-batch-size", "4", "--n-samples-per-prompt", "4"]
+    engine = cpu_engine(model, tmp_path, fork_server=fork_server)
+    with running(engine):
+        steps = train_in_house([*flags, "--rollout-max-response-len", "200"], engine, tmp_path)
     assert len(steps) == 2
     # With one token too many or too few between the turns, the two would not agree.
-    assert all(step["train/logprob_gap_max"] < 1e-4 and step["train/grad_norm"] > 1e-3 for step in steps)
-    samples = [json.loads(line) for line in (run / "rollouts" / "000000.jsonl").read_text().splitlines()]
+    assert all(step["logprob_gap_max"] < 1e-4 and step["grad_norm"] > 1e-3 for step in steps)
+    samples = [json.loads(line) for line in (tmp_path / "rollouts" / "000000.jsonl").read_text().splitlines()]
     turns = [sum(message["role"] == "assistant" for message in sample["messages"]) for sample in samples]
     assert max(turns) > 1, "no conversation had more than one turn"
     assert all((s["trained_tokens"] < s["response_tokens"]) == (n > 1) for s, n in zip(samples, turns, strict=True))

@@ -1,55 +1,28 @@
-"""A run that trains adapters: engines get merged weights, checkpoints continue, exports hold model and adapter."""
+"""A policy that trains adapters: engines get merged weights, and the reference is the model without them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
-from tests.integration.conftest import SlimeRun
-from tests.integration.test_runs import slime
-from tests.train.adapters import merged, read_adapter, transformers_model
+from tests.integration.in_house import train_in_house
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
-FLAGS = (
-    "--lora-rank", "4", "--lora-alpha", "8", "--lora-targets", "q_proj", "v_proj", "gate_proj", "down_proj",
-    "--use-kl-loss", "--kl-loss-coef", "0.01", "--lr", "1e-2", "--save", "ckpt", "--check-weight-update-equal",
-)  # fmt: skip
-TENSOR = ("--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2", "--sequence-parallel")
+from slime.engine.server import EngineServer
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @pytest.mark.row("N6")
-def test_a_run_with_adapters_trains_resumes_and_exports(slime_train: Callable[..., SlimeRun], model: Path) -> None:
-    first = slime_train("--num-rollout", "2", *FLAGS, *TENSOR, name="first")
-    assert first.wait() == 0, first.output
-    second = slime_train("--num-rollout", "4", *FLAGS, "--load", "ckpt", "--save-hf", "tuned", name="second")
-    assert second.wait() == 0, second.output
-    assert second.left_over() == []
-
-    base = load_file(model / "model.safetensors")
-    steps = first.steps() + [row for row in second.steps() if row["step"] >= 2]
-    assert [row["step"] for row in steps] == [0, 1, 2, 3]
-    for row in steps:
-        assert row["train/grad_norm"] > 1e-3  # the adapters change, so the gap shows whether they were merged
-        assert row["train/logprob_gap_max"] < 1e-4
-        assert row["synced_bytes"] == sum(tensor.nbytes for tensor in base.values())
-    # The reference is the model without adapters, also after resuming.
-    assert abs(steps[0]["train/kl"]) < 1e-6 and all(row["train/kl"] > 1e-5 for row in steps[1:])
-
-    exported = second.root / "tuned"
-    whole = load_file(exported / "model.safetensors")
-    changed = {name for name in base if not torch.equal(base[name], whole[name])}
-    assert {name.split(".")[-2] for name in changed} == {"q_proj", "v_proj", "gate_proj", "down_proj"}
-    expected = merged(transformers_model(model), read_adapter(exported / "adapter"), scale=2.0)
-    for name, weight in transformers_model(exported).named_parameters():
-        assert float((weight - expected[name]).abs().max()) < 1e-6, name
-
-    slime("convert", "ckpt", "again", cwd=second.root)
-    again = load_file(second.root / "again" / "model.safetensors")
-    assert all(torch.equal(again[name], whole[name]) for name in whole)
-    # The adapters start another run.
-    third = slime_train("--num-rollout", "1", "--lora-load", "tuned/adapter", name="third")
-    assert third.wait() == 0, third.output
-    assert third.steps()[0]["train/logprob_gap_max"] < 1e-4
+def test_the_engine_computes_with_merged_adapters(
+    engine: EngineServer, model: Path, data: Path, tmp_path: Path
+) -> None:
+    flags = ["--hf-checkpoint", str(model), "--prompt-data", str(data), "--lr", "1e-2", "--num-rollout", "3"]
+    flags += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
+    flags += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--entropy-coef", "0.1"]
+    flags += ["--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal", "--lora-rank", "4"]
+    flags += ["--lora-alpha", "8", "--lora-targets", "q_proj", "v_proj", "gate_proj", "down_proj"]
+    steps = train_in_house(flags, engine, tmp_path)
+    for step in steps:
+        assert step["grad_norm"] > 1e-3  # the adapters change, so the gap shows whether they were merged
+        assert step["logprob_gap_max"] < 1e-4
+    assert abs(steps[0]["kl"]) < 1e-6 and all(step["kl"] > 1e-5 for step in steps[1:])

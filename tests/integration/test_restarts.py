@@ -77,19 +77,3 @@ def test_sigterm_saves_after_the_step_and_the_run_folder_alone_continues(slime_t
     assert [row["step"] for row in resumed.steps()] == [0, 1, 2, 3, 4]
     again = slime_train("--resume", "outputs/run", bare=True)
     assert again.wait() == 0 and again.output == "nothing is left to do: the run in outputs/run is finished\n"
-
-
-def test_one_command_starts_is_preempted_amid_a_step_and_continues(slime_train: Start, tmp_path: Path) -> None:
-    flags = ("--async", "--resume", "auto", "--preemption-timeout-s", "4")
-    run = held_run(slime_train, tmp_path, *flags)
-    run.wait_for_output(r"\b2/4")
-    run.process.terminate()  # and the step does not end
-    assert run.wait(60) == 143, run.output
-    assert run.left_over() == []
-    assert "(--preemption-timeout-s" in run.output  # in order if there is time for that, else at once
-    assert run.output.endswith("  slime train --resume outputs/run\n")
-    (tmp_path / "go on").touch()
-    resumed = held_run(slime_train, tmp_path, *flags)
-    assert resumed.wait() == 0, resumed.output
-    assert_complete(resumed)
-    assert [row["step"] for row in resumed.steps()] == [0, 1, 2, 2, 3, 4]

@@ -246,7 +246,6 @@ def test_supervised_fine_tuning_starts_no_engine_and_lowers_the_loss(slime_train
 LAYOUTS = {
     "tensor": "--tensor-model-parallel-size 2",
     "pipeline": "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 2",
-    "data": "",
 }
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import slime.train  # noqa: F401 - prepares imports of megatron.core
+
+# isort: split
+
 import os
 import pickle
 import traceback
@@ -19,7 +23,6 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
 from tests.support.families import read_architecture
 
-import slime.train  # noqa: F401 - prepares imports of megatron.core
 from slime.engine.ports import ReservedPort
 
 _DEADLINE_S = 240
