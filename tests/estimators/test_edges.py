@@ -26,13 +26,6 @@ def test_an_empty_batch_has_no_advantages(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_response_without_tokens_would_be_harmless(name: str) -> None:
-    empty = tokens(name, batch_of([1, 2, 4], masks=[[1], [], [1]]))
-    assert empty[1] == []
-    assert all(math.isfinite(value) for part in empty for value in part)
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_a_single_trained_token(name: str) -> None:
     expected = [[3.0]] if name == "ppo" else [[0.0]]
     assert tokens(name, batch_of([3])) == expected
