@@ -16,9 +16,12 @@ import random, sys
 from pathlib import Path
 sys.path[:0] = [f"{EXAMPLES}/curriculum", f"{EXAMPLES}/common"]
 from make_data import lesson, make_data
-from teach import teach
 for name in ("curriculum", "replay-buffer"):
     print(make_data(Path(f"outputs/{name}/train.jsonl"), copies=4))
+"""
+TEACH = """
+from teach import teach
+for name in ("curriculum", "replay-buffer"):
     teach(Path(f"outputs/{name}/model"), lesson, steps=80)
 """
 
@@ -27,7 +30,7 @@ for name in ("curriculum", "replay-buffer"):
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with models and data at the paths of the run files."""
     folder = tmp_path_factory.mktemp("examples")
-    run_python(["-c", PREPARE.replace("{EXAMPLES}", str(EXAMPLES))], folder)
+    run_python(["-c", (PREPARE + TEACH).replace("{EXAMPLES}", str(EXAMPLES))], folder)
     return folder
 
 
@@ -39,8 +42,9 @@ def train(root: Path, example: str, *words: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if "ledger/taken" in row]
 
 
-def test_questions_have_their_difficulty_and_the_lessons_are_often_wrong(root: Path) -> None:
-    rows = [json.loads(line) for line in (root / "outputs/curriculum/train.jsonl").read_text().splitlines()]
+def test_questions_have_their_difficulty_and_the_lessons_are_often_wrong(tmp_path: Path) -> None:
+    run_python(["-c", PREPARE.replace("{EXAMPLES}", str(EXAMPLES))], tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "outputs/curriculum/train.jsonl").read_text().splitlines()]
     assert len(rows) == 32
     for row in rows:
         assert row["prompt"][0]["content"] == f"say {row['metadata']['difficulty']}"

@@ -36,11 +36,17 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the example's model and data at the paths of its run files."""
+    """A folder with the example's data at the path of its run files."""
     folder = tmp_path_factory.mktemp("search-r1")
     run_python([str(EXAMPLE / "make_data.py"), "outputs/search-r1/data"], folder)
-    run_python([str(EXAMPLE / "make_model.py"), "outputs/search-r1/model"], folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def with_model(root: Path) -> Path:
+    """The same folder, with the example's model."""
+    run_python([str(EXAMPLE / "make_model.py"), "outputs/search-r1/model"], root)
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +112,11 @@ def test_the_teacher_is_sometimes_right(root: Path, data: dict[str, list[dict[st
     assert 0.3 < right / answered < 0.4
 
 
-def test_calls_are_short_and_any_text_can_be_encoded(root: Path) -> None:
+@pytest.mark.nightly
+def test_calls_are_short_and_any_text_can_be_encoded(with_model: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(root / "outputs/search-r1/model")
+    tokenizer = AutoTokenizer.from_pretrained(with_model / "outputs/search-r1/model")
     call = '<tool_call>\n{"name": "search", "arguments": {"query": "capital suntal"}}\n</tool_call>'
     for text in (call, "é \u2028 北京 <tool_call>{", "error: no tool is called 'serch'", "[3] the \n\n"):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
@@ -119,7 +126,8 @@ def test_calls_are_short_and_any_text_can_be_encoded(root: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(1700)
-def test_both_runs_train_only_on_the_models_tokens(root: Path) -> None:
+def test_both_runs_train_only_on_the_models_tokens(with_model: Path) -> None:
+    root = with_model
     from transformers import AutoTokenizer
 
     slime = ["-m", "slime.cli.main", "train"]
