@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @contextlib.contextmanager
-def routed(model: Path, logs: Path, **engine: Any) -> Iterator[tuple[list[EngineServer], str]]:
+def behind_router(model: Path, logs: Path, **engine: Any) -> Iterator[tuple[list[EngineServer], str]]:
     """Two engines, and the address of the router in front of them."""
     servers = [cpu_engine(model, logs, **engine) for _ in range(2)]
     with running(*servers), contextlib.ExitStack() as stack:
@@ -172,7 +172,7 @@ def test_each_part_of_a_continued_response_has_the_log_probs_of_its_weights(
 
     config = config_of(prompt_file, mask_offpolicy_in_partial_rollout=True)
     tokenizer = AutoTokenizer.from_pretrained(models[0])
-    with routed(models[0], tmp_path, fork_server=fork_server) as (servers, router):
+    with behind_router(models[0], tmp_path, fork_server=fork_server) as (servers, router):
         rollouts = asyncio.run(run(config, tokenizer, servers, router, models, tmp_path))
         for server in servers:
             left_nothing(server)
@@ -211,7 +211,7 @@ def test_each_token_of_a_continued_response_has_the_experts_that_generated_it(
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(models[0])
-    with routed(models[0], tmp_path, fork_server=fork_server, routed_experts=True) as (servers, router):
+    with behind_router(models[0], tmp_path, fork_server=fork_server, routed_experts=True) as (servers, router):
         rollouts = asyncio.run(run(config, tokenizer, servers, router, models, tmp_path, routed_layers=3))
     reference, routers = Reference(models), [transformers_model(folder) for folder in models]
     assert continued(rollouts) >= ENOUGH, "hardly any response was cut short: the test shows nothing"
