@@ -21,7 +21,7 @@ from tests.train.harness import Centred, make_batch, make_config
 
 from slime.engine.ports import LOOPBACK, free_port
 from slime.engine.server import EngineServer, EngineSpec
-from slime.train.flops import Flops
+from slime.train.micro_batches import Flops
 from slime.train.rank import MegatronRank
 from slime.train.settings import train_settings
 

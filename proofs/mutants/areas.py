@@ -67,10 +67,8 @@ AREAS: dict[str, Area] = {
         (
             "core/slime/train/packing.py",
             "core/slime/train/schedule.py",
-            "core/slime/train/flops.py",
             "core/slime/train/output_layer.py",
             "core/slime/train/micro_batches.py",
-            "core/slime/train/shared_prompts.py",
             "core/slime/rollout/train_batch.py",
         ),
         (

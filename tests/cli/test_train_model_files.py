@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 
 from slime.config import load_config
 from slime.run.checkpoint.save import CheckpointWriter
-from slime.weights import Models, read_hf_config
+from slime.weights.hf_config import read_hf_config
+from slime.weights.models import Models
 
 Refused = Callable[..., str]
 QUERY, NORM = "model.layers.1.self_attn.q_proj.weight", "model.norm.weight"

@@ -29,7 +29,7 @@ def _train(launcher: RankLauncher, flags: list[str], engine_url: str, run_dir: P
     from slime.registry.plugin_set import load_plugins
     from slime.run.rollout_process import RolloutProcess
     from slime.run.trainer import build_estimator
-    from slime.weights import read_hf_config
+    from slime.weights.hf_config import read_hf_config
 
     functions = place_functions(load_config(flags))
     config, plugins = functions.config, load_plugins(functions.config.plugins, functions.components)

@@ -27,7 +27,8 @@ def train_and_sync(
     from tests.support.families import read_architecture
 
     from slime.engine.control import EngineControl
-    from slime.weights import create_transport, save_hf
+    from slime.weights.hf_save import save_hf
+    from slime.weights.transports import create_transport
 
     source = Path(str(config.checkpoint.hf_checkpoint))
     rank = launcher.start(config, Centred())

@@ -28,7 +28,6 @@ def build_all(launcher: RankLauncher, models: dict[str, tuple[dict[str, Any], Ar
 
     from slime.train import parallel
     from slime.train.chunks import build_chunks
-    from slime.train.model_config import ModelShape
     from slime.train.settings import train_settings
     from slime.weights.shards import local_parameters
 
@@ -36,7 +35,7 @@ def build_all(launcher: RankLauncher, models: dict[str, tuple[dict[str, Any], Ar
     started = False
     for name, (stated, found) in models.items():
         config = make_config(None, megatron=stated)
-        settings = train_settings(config, ModelShape(found.transformer, found.gpt), post_norms=found.post_norms)
+        settings = train_settings(config, found)
         if not started:
             parallel.start(config, settings.transformer, rank=0, world_size=1, meeting=("127.0.0.1", launcher.port))
             started = True

@@ -81,12 +81,7 @@ def arrays(name: str, **variables: str) -> dict[str, list[str]]:
 
 def differences(words: list[str], found: Architecture) -> list[str]:
     """Where Megatron's flags in `words` differ from a model."""
-    stated = read_config(words).megatron
-    return list(
-        contradictions(
-            stated, found.transformer, found.gpt, post_norms=found.post_norms, carried=found.carried, source="it"
-        )
-    )
+    return list(contradictions(read_config(words).megatron, found, "it"))
 
 
 def test_every_model_has_a_script_and_a_config() -> None:

@@ -11,7 +11,7 @@ from slime.config.weight_options import CheckpointOptions
 from slime.errors import ConfigError, PluginNotFoundError
 from slime.registry.plugin_set import survey_plugins
 from slime.testing.check import check_component
-from slime.weights import Models
+from slime.weights.models import Models
 from slime_families.examples import example
 
 LIGHT = """

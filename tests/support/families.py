@@ -9,7 +9,7 @@ from typing import Any
 
 from slime.config import RunConfig
 from slime.plugin.architecture import Architecture
-from slime.weights import Models
+from slime.weights.models import Models
 
 
 @cache

@@ -56,7 +56,7 @@ def backbone(rank: Any) -> dict[str, torch.Tensor]:
     """The critic's full weights under Hugging Face names, on rank 0; of a tied model, so that no head is among them."""
     from tests.support.families import read_architecture
 
-    from slime.weights import named_hf_tensors
+    from slime.weights.shards import named_hf_tensors
 
     rank.critic.model.finish_param_gather()
     named = named_hf_tensors(rank.critic.model.chunks, read_architecture(Path(rank.config.checkpoint.hf_checkpoint)))

@@ -13,7 +13,7 @@ from slime.config.run_config import SECTIONS
 from slime.plugin import Advantages, EstimatorBatch
 from slime.rollout.train_batch import Ragged, TrainBatch
 from slime.testing.ranks import RankLauncher, run_ranks
-from slime.train.shared_prompts import PrefixGroup
+from slime.train.micro_batches import PrefixGroup
 
 __all__ = ["Centred", "RankLauncher", "alone", "make_batch", "make_config", "run_ranks"]
 

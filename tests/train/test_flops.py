@@ -9,8 +9,7 @@ from tests.support.tiny_models import transformers_model
 from tests.train.harness import make_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from slime.train.flops import Flops
-from slime.train.model_config import ModelShape
+from slime.train.micro_batches import Flops
 from slime.train.settings import train_settings
 from slime.weights.models import Models
 
@@ -21,7 +20,7 @@ TOKENS = 24
 def test_operations_are_those_of_transformers(family: str, model_folder: Folders) -> None:
     folder = model_folder(family)
     found = Models.installed(make_config(folder)).read(folder)
-    settings = train_settings(make_config(folder), ModelShape(found.transformer, found.gpt))
+    settings = train_settings(make_config(folder), found)
     flops = Flops.of(settings.transformer, vocab_size=settings.vocab_size)
     model = transformers_model(folder)
     model.set_experts_implementation("eager")  # the counter does not know grouped products

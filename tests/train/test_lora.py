@@ -124,7 +124,7 @@ def layers_of_other_families(launcher: RankLauncher, config: Any, whole: bool) -
     """Output and gradients of one layer with an adapter, and its full matrices, for this rank's part of the input."""
     from slime.plugin.architecture import Rule
     from slime.train import lora
-    from slime.train.linears import NormedRowParallelLinear, ReplicatedLinear
+    from slime.train.layers import NormedRowParallelLinear, ReplicatedLinear
 
     rank = launcher.start(config)
     transformer = rank._settings.transformer

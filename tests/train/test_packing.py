@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from tests.train.harness import alone, make_batch
 
 from slime.train.attention import PackedAttention, PackedSequences, plan_attention
-from slime.train.norm import Norm, rms_norm
+from slime.train.layers import Norm, packed_positions, rms_norm, rotary_thd
 from slime.train.packing import PackingRule
-from slime.train.rotary import packed_positions, rotary_thd
 
 CPU = torch.device("cpu")
 

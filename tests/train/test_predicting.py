@@ -26,10 +26,11 @@ from slime.engine.ports import free_port
 from slime.errors import CheckpointError, ConfigError
 from slime.rollout.train_batch import TrainBatch
 from slime.train.loss import LossColumns
-from slime.train.predicting import LOSS_SCALE, FurtherLayers
-from slime.weights import Models, named_hf_tensors
+from slime.train.predicting import LOSS_SCALE, FurtherLayers, refuse_layers
 from slime.weights.hf_load import SafetensorsFolder
 from slime.weights.hf_save import kept_names
+from slime.weights.models import Models
+from slime.weights.shards import named_hf_tensors
 from slime_planner.checkpoint_weights import CheckpointWeights
 from slime_planner.conversion import Conversion, outputs
 
@@ -44,9 +45,9 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
 }
 
 
-def layers(count: int) -> FurtherLayers:
-    """The feature of a run that trains so many further layers."""
-    return FurtherLayers(count, scale=0.2, vocab_size=128)
+def layers() -> FurtherLayers:
+    """The feature of a run that trains a further layer."""
+    return FurtherLayers(1, scale=0.2, vocab_size=128)
 
 
 def step_config(folder: Path, *, ranks: int = 1, megatron: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -185,10 +186,10 @@ def test_the_policy_trains_to_the_last_bit_as_without(model_folder: Folders, tmp
     assert not all(torch.equal(scaled["after"][name], trained["after"][name]) for name in further)
 
     state = tmp_path / "checkpoint"
-    layers(0).check(state, weights_only=False)
+    refuse_layers(state, weights_only=False)
     for weights_only in (False, True):
         with pytest.raises(CheckpointError, match="a run that did not train layers for multi-token prediction"):
-            layers(1).check(state, weights_only=weights_only)
+            layers().check(state, weights_only=weights_only)
 
 
 def saves_and_goes_on(launcher: RankLauncher, config: Any, folder: Path) -> tuple[dict[str, Tensor], set[str]]:
@@ -225,10 +226,10 @@ def test_a_checkpoint_is_continued_under_another_layout(model_folder: Folders, t
     assert max((found[name] - tensor).abs().max().item() for name, tensor in expected.items()) < 2e-6
     assert sent == expected.keys() - {name for name in expected if name.startswith("model.layers.3.")}
 
-    layers(1).check(state, weights_only=False)
-    layers(0).check(state, weights_only=True)
+    layers().check(state, weights_only=False)
+    refuse_layers(state, weights_only=True)
     with pytest.raises(CheckpointError, match="would lose what they have learned"):
-        layers(0).check(state, weights_only=False)
+        refuse_layers(state, weights_only=False)
 
 
 # --- the loss, without a model ---------------------------------------------------------------------------
@@ -238,7 +239,7 @@ def test_each_layer_is_weighted_and_counted_as_the_policy_is() -> None:
     """Two micro-batches of one batch; a token without loss may have any log-prob."""
     columns = LossColumns(weights=torch.tensor([0.5, 0.0, 0.25, 0.25]), mask=torch.tensor([1.0, 0.0, 1.0, 1.0]))
     policy = lambda micro_batch, log_probs, entropy: (log_probs.sum() + entropy.sum(), {"loss": torch.zeros(())})  # noqa: ARG005, E731
-    loss = layers(1).loss(policy, columns)
+    loss = layers().loss(policy, columns)
     zero = torch.zeros(2)
     first = SimpleNamespace(counts=True, token_ids=torch.tensor([0, 1]))
     further = [torch.tensor([-1.0, -torch.inf], requires_grad=True), torch.tensor([-3.0, 5.0], requires_grad=True)]

@@ -17,11 +17,12 @@ from slime.engine.control import EngineControl
 from slime.plugin import Advantages, EstimatorBatch
 from slime.plugin.architecture import Architecture
 from slime.rollout.train_batch import Ragged, TrainBatch
-from slime.train import parallel, sending
+from slime.train import parallel
 from slime.train.rank import MegatronRank
 from slime.train.schedule import PipelineSchedule
-from slime.train.sending import WeightSender
 from slime.train.step import Learner
+from slime.weights import transports
+from slime.weights.transports import WeightSender
 
 
 class Transport:
@@ -32,8 +33,10 @@ class Transport:
         self.connected: list[list[str]] = []
         self.closed = 0
 
-    def send(self, named: Iterator[tuple[str, torch.Tensor]], *, version: str) -> None:
-        self.sent.append((version, [name for name, _ in named]))
+    def send(self, named: Iterator[tuple[str, torch.Tensor]], *, version: str) -> int:
+        tensors = dict(named)
+        self.sent.append((version, list(tensors)))
+        return sum(tensor.nbytes for tensor in tensors.values())
 
     def connect(self, engines: Sequence[EngineControl]) -> None:
         self.connected.append([engine.url for engine in engines])
@@ -67,8 +70,9 @@ class OneRank(MegatronRank):
     def __init__(self, number: int, run_dir: Path) -> None:
         self.config = make_config(run_dir / "model")
         self._rank = number
-        self._architecture = self._trained = Architecture("none", {}, {}, ())
+        self._architecture = self._trained = Architecture("none", {}, {}, (), predicts=True)
         self._sender = WeightSender(self.config, self._architecture, run_dir)
+        self.adapters = None
         self.gathered: list[str] = []
         self.policy: Any = Part("policy", calls := list[tuple[str, ...]]())
         self.critic: Any = Part("critic", calls)
@@ -91,7 +95,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Transport]:
         made.append(Transport())
         return made[-1]
 
-    monkeypatch.setattr(sending, "create_transport", create)
+    monkeypatch.setattr(transports, "create_transport", create)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch.nn.functional as F
 from tests.train.harness import make_config
 
 from slime.errors import ConfigError
-from slime.train.model_config import ModelShape, merge_architecture
+from slime.plugin.architecture import Architecture
 from slime.train.optimizer import build_scheduler
-from slime.train.settings import TrainSettings, train_settings
+from slime.train.settings import TrainSettings, merge_architecture, train_settings
 
-FOLDER = ModelShape(
+FOLDER = Architecture(
+    "none",
     {
         "num_layers": 4,
         "hidden_size": 64,
@@ -136,7 +138,7 @@ def test_unsupported_settings_are_refused(world_size: int, flags: dict[str, Any]
 
 def test_prompts_cannot_be_shared_in_a_model_that_does_not_know_how() -> None:
     """Unstated they are not shared there, without a word; stated it is refused."""
-    experts = ModelShape(FOLDER.transformer | {"num_moe_experts": 8, "moe_ffn_hidden_size": 32}, FOLDER.gpt)
+    experts = replace(FOLDER, transformer=FOLDER.transformer | {"num_moe_experts": 8, "moe_ffn_hidden_size": 32})
     with pytest.raises(ConfigError, match="--share-prompts has no effect: the model has experts"):
         train_settings(make_config(None, share_prompts=True), experts)
     with pytest.raises(ConfigError, match="--share-prompts has no effect: the model's family has modules of its own"):
@@ -159,11 +161,11 @@ def test_agreeing_flags_are_accepted() -> None:
 
 
 def test_flags_alone_describe_a_model() -> None:
-    shape = merge_architecture(
+    transformer, gpt = merge_architecture(
         None, {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 64, "swiglu": True}
     )
-    assert shape.transformer["activation_func"] == "silu" and shape.gpt["vocab_size"] == 64
-    assert not shape.gpt["share_embeddings_and_output_weights"]
+    assert transformer["activation_func"] == "silu" and gpt["vocab_size"] == 64
+    assert not gpt["share_embeddings_and_output_weights"]
 
 
 def test_missing_architecture_flags_are_listed() -> None:
@@ -224,7 +226,7 @@ LATENT = {
 
 
 def settings_of(extra: dict[str, Any], world_size: int = 1, **megatron: Any) -> TrainSettings:
-    folder = ModelShape(FOLDER.transformer | extra, FOLDER.gpt | {"rotary_base": 5e4})
+    folder = replace(FOLDER, transformer=FOLDER.transformer | extra, gpt=FOLDER.gpt | {"rotary_base": 5e4})
     return train_settings(make_config(None, world_size=world_size, megatron=megatron), folder)
 
 

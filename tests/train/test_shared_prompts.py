@@ -26,10 +26,9 @@ from tests.train.test_layouts import (
 
 from slime.rollout.train_batch import Ragged, TrainBatch
 from slime.train.attention import PackedAttention, PackedSequences, Prefix, plan_attention
-from slime.train.micro_batches import plan_step
+from slime.train.micro_batches import PrefixGroup, can_share_prompts, group_by_prompt, plan_step
 from slime.train.packing import PackingRule
 from slime.train.predicting import PredictingModel
-from slime.train.shared_prompts import PrefixGroup, can_share_prompts, group_by_prompt
 
 CPU = torch.device("cpu")
 RULE = PackingRule(tensor_parallel_size=1, sequence_parallel=False, cp_size=1, cp_rank=0, device=CPU, tp_rank=0)

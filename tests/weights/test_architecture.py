@@ -16,8 +16,8 @@ from transformers import AutoTokenizer
 from transformers.models.auto import tokenization_auto as tables
 
 from slime.errors import ConfigError, SlimeError
-from slime.weights import hf_config, read_hf_config
-from slime.weights.hf_config import PLAIN_CLASSES, read_tokenizer
+from slime.weights import hf_config
+from slime.weights.hf_config import PLAIN_CLASSES, read_hf_config, read_tokenizer
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime.weights.checksums import RunningChecksum, WordHash
+from slime.weights.verify import RunningChecksum, WordHash
 
 _MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
 
@@ -68,7 +68,7 @@ def test_word_hash_follows_the_kernel_word_by_word(size: int) -> None:
 def test_word_hash_does_not_depend_on_how_the_work_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     data = torch.arange(8192 * 4 * 5, dtype=torch.int64).to(torch.uint8)
     whole = word_hash(data)
-    monkeypatch.setattr("slime.weights.checksums._TILES_AT_A_TIME", 2)
+    monkeypatch.setattr("slime.weights.verify._TILES_AT_A_TIME", 2)
     assert word_hash(data) == whole
 
 

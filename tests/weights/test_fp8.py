@@ -17,9 +17,10 @@ from torch import Tensor
 
 from slime.cli.preflight_model import ModelFacts, weight_problems
 from slime.errors import CheckpointError, ConfigError
-from slime.weights import load_hf, named_hf_tensors, save_hf
 from slime.weights.fp8 import block_of
-from slime.weights.hf_load import SafetensorsFolder
+from slime.weights.hf_load import SafetensorsFolder, load_hf
+from slime.weights.hf_save import save_hf
+from slime.weights.shards import named_hf_tensors
 
 UP, DOWN = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight"
 #: so that no size is a multiple of it

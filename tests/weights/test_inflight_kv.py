@@ -20,7 +20,7 @@ from slime.config import RunConfig
 from slime.config.weight_options import SyncOptions
 from slime.engine.server import EngineServer
 from slime.run.engines import engine_options
-from slime.weights import create_transport
+from slime.weights.transports import create_transport
 
 pytestmark = pytest.mark.engine
 

@@ -26,7 +26,10 @@ from slime.engine.ports import ReservedPort
 from slime.engine.server import EngineServer
 from slime.errors import EngineError, WeightSyncError
 from slime.kit.processes import living_members
-from slime.weights import create_transport, drain, load_hf, named_hf_tensors, read_hf_config
+from slime.weights.hf_config import read_hf_config
+from slime.weights.hf_load import load_hf
+from slime.weights.shards import drain, named_hf_tensors
+from slime.weights.transports import create_transport
 from slime.weights.transports.distributed import BroadcastGroup
 from slime.weights.transports.tensor import TensorTransport
 from slime.weights.transports.transport import WeightTransport

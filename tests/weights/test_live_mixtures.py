@@ -22,7 +22,7 @@ from slime.engine.control import EngineControl
 from slime.engine.server import EngineServer
 from slime.errors import EngineError, WeightSyncError
 from slime.plugin import SamplingParams
-from slime.weights import create_transport
+from slime.weights.transports import create_transport
 from slime.weights.transports.tensor import TensorTransport
 from slime.weights.verify import WeightCheck
 

@@ -15,8 +15,8 @@ from tests.weights.megatron_ranks import build, run_ranks
 from torch import Tensor, nn
 
 from slime.errors import ConfigError
-from slime.weights import load_hf, named_hf_tensors
-from slime.weights.shards import local_parameters
+from slime.weights.hf_load import load_hf
+from slime.weights.shards import local_parameters, named_hf_tensors
 
 #: families of `tests.support.tiny_models` that the trainer builds
 FAMILIES = ("llama", "llama31", "qwen3")

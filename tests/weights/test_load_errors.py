@@ -14,8 +14,8 @@ from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
 
 from slime.errors import CheckpointError, ConfigError
-from slime.weights import load_hf
 from slime.weights.hf_config import tokenizer_code
+from slime.weights.hf_load import load_hf
 
 
 @pytest.fixture

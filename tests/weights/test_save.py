@@ -20,8 +20,8 @@ from tests.support.tiny_models import VOCAB_SIZE
 from torch import Tensor
 
 from slime.errors import CheckpointError
-from slime.weights import save_hf
 from slime.weights.hf_load import SafetensorsFolder
+from slime.weights.hf_save import save_hf
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

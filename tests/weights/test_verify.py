@@ -19,9 +19,8 @@ from slime.config.weight_options import SyncOptions
 from slime.engine.control import EngineControl
 from slime.errors import WeightSyncError
 from slime.kit.models import attention_rules, embedding_rules
-from slime.weights import create_transport
 from slime.weights.shards import engine_shard
-from slime.weights.transports import own_address
+from slime.weights.transports import create_transport, own_address
 from slime.weights.verify import WeightCheck
 
 

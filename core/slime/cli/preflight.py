@@ -40,9 +40,9 @@ from slime.registry.provenance import model_code
 from slime.registry.resolve import Resolved
 from slime.run.checkpoint.read import Checkpoint, Fallback, intact_checkpoint, intact_or_before
 from slime.run.folders import LOCK, require_export_folder, require_own_folder
-from slime.weights import Models
 from slime.weights.hf_config import require_own_code
 from slime.weights.mapping import differences
+from slime.weights.models import Models
 
 logger = logging.getLogger(__name__)
 

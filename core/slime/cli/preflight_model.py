@@ -17,11 +17,11 @@ from slime.config.megatron_checks import layout_problems
 from slime.errors import CheckpointError, ConfigError, SlimeError
 from slime.kit.readers.light_tokenizer import LightTokenizer
 from slime.plugin.architecture import Architecture
-from slime.weights import Models
 from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problems, weight_names
 from slime.weights.hf_config import read_hf_config, read_tokenizer, tokenizer_code
 from slime.weights.lora import adapter_tensors, lora_of
 from slime.weights.mapping import EMBEDDING, HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
+from slime.weights.models import Models
 from slime.weights.stated_model import contradictions, predicting_layers
 from slime.weights.stored import FLOATS, FP8, not_finite, stored_tensors, tied_problem
 
@@ -197,25 +197,12 @@ def engine_problem(model: ModelFacts, *, synced: bool, on_gpu: bool) -> str | No
 
 def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     """Options that do not fit the model."""
-    yield from _contradictions(config, model)
+    yield from contradictions(config.megatron, model.architecture, str(model.folder))
     yield from _adapters(config, model)
     yield from _contexts(config, model)
     yield from _routing(config, model)
     yield from _stop_tokens(config, model)
     yield from _divisions(config, model)
-
-
-def _contradictions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
-    """Megatron flags that do not describe the model in the folder."""
-    found = model.architecture
-    yield from contradictions(
-        config.megatron,
-        found.transformer,
-        found.gpt,
-        post_norms=found.post_norms,
-        carried=found.carried,
-        source=str(model.folder),
-    )
 
 
 def _adapters(config: RunConfig, model: ModelFacts) -> Iterator[str]:

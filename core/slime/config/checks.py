@@ -119,7 +119,7 @@ def adapters(config: RunConfig) -> Iterator[str]:
             f"--lora-dropout {options.lora_dropout} cannot be used: with dropout the trainer's log-probabilities of the"
             " same tokens differ from pass to pass and from the engine's. Drop the flag"
         )
-    if (options.lora_rank or options.lora_load) and config.megatron.get("transformer_impl") == "transformer_engine":
+    if options.asked and config.megatron.get("transformer_impl") == "transformer_engine":
         yield (
             "--transformer-impl transformer_engine excludes adapters (--lora-rank, --lora-load): its layers join norm"
             " and projection, and an adapter needs what is between them. Drop the flag"

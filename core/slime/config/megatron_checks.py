@@ -106,7 +106,7 @@ def predicting_layers(config: RunConfig) -> Iterator[str]:
         return
     if config.checkpoint.hf_checkpoint is None:
         yield f"{flag} needs --hf-checkpoint, which has the layers for multi-token prediction"
-    if config.lora.lora_rank is not None or config.lora.lora_load is not None:
+    if config.lora.asked:
         yield f"{flag} and adapters (--lora-rank, --lora-load) exclude each other: with adapters the model is frozen"
     if (size := stated.get("context_parallel_size", 1)) > 1:
         yield f"{flag} and --context-parallel-size {size} exclude each other: the next token may be on another rank"

@@ -86,6 +86,11 @@ class LoraOptions(Section):
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Only 0: with dropout, log-probs of the same tokens would differ from pass to pass."""
 
+    @property
+    def asked(self) -> bool:
+        """Whether the run trains adapters."""
+        return self.lora_rank is not None or self.lora_load is not None
+
 
 class SyncOptions(Section):
     """Weight updates from the trainer to the engines."""

@@ -37,8 +37,7 @@ from slime.rollout.stall import StallWatch
 from slime.rollout.train_batch import TrainBatch
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 from slime.types import Group
-from slime.weights import read_hf_config
-from slime.weights.hf_config import read_tokenizer
+from slime.weights.hf_config import read_hf_config, read_tokenizer
 
 if TYPE_CHECKING:
     from slime.observe.logged_tokens import LoggedTokens

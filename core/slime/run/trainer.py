@@ -17,7 +17,7 @@ from slime.train.advantages import NamedEstimator
 from slime.train.background import BackgroundWrite
 from slime.train.parallel import MeetingPoint
 from slime.train.rank import MegatronRank
-from slime.weights import Models
+from slime.weights.models import Models
 
 #: the number of the rank that wrote the file; rank 0 writes all others
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")

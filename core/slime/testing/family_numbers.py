@@ -161,7 +161,8 @@ def _run_flags(folder: Path, name: str, ranks: int) -> list[str]:
 def _described(folder: Path, name: str) -> tuple[Architecture, dict[str, Any]]:
     """The model in a folder, and its `config.json`."""
     from slime.config import read_config
-    from slime.weights import Models, read_hf_config
+    from slime.weights.hf_config import read_hf_config
+    from slime.weights.models import Models
 
     config = read_hf_config(folder)
     return Models.installed(read_config(_run_flags(folder, name, 1))).describe(config), config

@@ -8,7 +8,7 @@ attended together, a few calls in all. This plan depends only on the lengths and
 micro-batch for all layers.
 
 A sequence can continue another one, its prefix, which is packed once for all that do so: the samples of a prompt
-(`slime.train.shared_prompts`). Its queries see the keys of the prefix before its own.
+(`slime.train.micro_batches`). Its queries see the keys of the prefix before its own.
 
 Context parallelism: rank r of C holds, of every sequence (length a multiple of 2C), the chunks r and
 2C - 1 - r of 2C ("zigzag"), which balances causal work. Keys and values are gathered over the ranks, so
@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from slime.train.rotary import packed_positions
+from slime.train.layers import packed_positions
 
 #: sequences share a bucket while they are at least this fraction of its longest...
 _SIMILAR = 0.75

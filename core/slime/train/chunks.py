@@ -21,9 +21,7 @@ from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
 from slime.train.attention import PackedAttention
 from slime.train.experts import GroupedExperts
-from slime.train.linears import NormedRowParallelLinear, ReplicatedLinear
-from slime.train.norm import Norm
-from slime.train.repairs import repair_without_transformer_engine
+from slime.train.layers import Norm, NormedRowParallelLinear, ReplicatedLinear, repair_without_transformer_engine
 from slime.train.routing import TrainingRouter, routers_of
 from slime.train.settings import TrainSettings
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from torch import Tensor
 from slime.errors import CheckpointError, ConfigError, writing
 from slime.plugin.architecture import Architecture, Rule
 from slime.train.features import Feature
-from slime.train.linears import NormedRowParallelLinear
+from slime.train.layers import NormedRowParallelLinear
 from slime.weights.lora import (
     ADAPTERS_DESCRIPTION,
     Lora,
@@ -44,8 +45,9 @@ from slime.weights.lora import (
     lora_of,
     module_of,
     peft_config,
+    peft_reader,
+    peft_writer,
 )
-from slime.weights.peft import peft_reader, peft_writer
 from slime.weights.shards import (
     ADAPTERS,
     NamedTensors,
@@ -170,7 +172,7 @@ class Adapters(torch.nn.ModuleDict):
 
 
 class AdapterTraining(Feature):
-    """Freezes the model and trains adapters of its layers; does nothing in a run without adapters."""
+    """Freezes the model and trains adapters of its layers."""
 
     def __init__(self, config: RunConfig, model: Architecture | None) -> None:
         """
@@ -179,21 +181,20 @@ class AdapterTraining(Feature):
             model: The model of `--hf-checkpoint`, if the run has one.
 
         Raises:
-            ConfigError: The run has adapters, and no folder that names the model's modules.
+            ConfigError: No folder names the model's modules, or the options do not fit them.
         """
-        if model is None and (config.lora.lora_rank is not None or config.lora.lora_load is not None):
+        lora = None if model is None else lora_of(config.lora, model)
+        if model is None or lora is None:
             raise ConfigError(
                 "adapters (--lora-rank, --lora-load) need --hf-checkpoint, which names the model's modules."
             )
-        self._config = config
-        lora = None if model is None else lora_of(config.lora, model)
-        self._trained = None if model is None or lora is None else (lora, model)
+        self._lora, self._model = lora, model
+        self._base, self._seed = str(config.checkpoint.hf_checkpoint), config.run.seed
+        self._given = None if config.lora.lora_load is None else Path(config.lora.lora_load)
 
     def build(self, chunks: Sequence[Any]) -> None:
         """Freeze the bare chunks and give their layers adapters, which are zero."""
-        if self._trained is None:
-            return
-        lora, model = self._trained
+        lora, model = self._lora, self._model
         rules = {
             module_of(rule.megatron): rule
             for rule in model.rules
@@ -218,33 +219,25 @@ class AdapterTraining(Feature):
 
         The values do not depend on the parallel layout.
         """
-        if self._trained is None:
-            return
-        lora, model = self._trained
-        folder, seed = self._config.lora.lora_load, self._config.run.seed
-        shapes = adapter_shapes(lora, model)
-        given = partial(_initial, shapes, seed) if folder is None else peft_reader(Path(folder))
+        shapes = adapter_shapes(self._lora, self._model)
+        given = partial(_initial, shapes, self._seed) if self._given is None else peft_reader(self._given)
 
         def read(name: str, dim: int, start: int, stop: int) -> Tensor:
             # A module without an adapter in a layer that joins several; only rows of its B are asked for.
-            return given(name, dim, start, stop) if name in shapes else torch.zeros(stop - start, lora.rank)
+            return given(name, dim, start, stop) if name in shapes else torch.zeros(stop - start, self._lora.rank)
 
         for _, adapter in _named(chunks):
             adapter.fill(read)
 
     def named(self, chunks: Sequence[Any]) -> NamedTensors:
         """The full tensors of the adapters under PEFT's names, on rank 0; the others must iterate too and get none."""
-        if self._trained is None:
-            return iter(())
-        shapes = adapter_shapes(*self._trained)
+        shapes = adapter_shapes(self._lora, self._model)
         gathered = gather_tensors(_shards(chunks), {})
         return ((name, tensor) for name, tensor in gathered if name in shapes)
 
-    def writer(self, adapters: NamedTensors) -> Callable[[Path], None] | None:
-        """What writes these adapters into an exported model folder, if there are any."""
-        if self._trained is None:
-            return None
-        return peft_writer(adapters, peft_config(*self._trained, str(self._config.checkpoint.hf_checkpoint)))
+    def writer(self, adapters: NamedTensors) -> Callable[[Path], None]:
+        """What writes these adapters into an exported model folder."""
+        return peft_writer(adapters, peft_config(self._lora, self._model, self._base))
 
     def save(self, folder: Path, write: Write) -> None:  # noqa: ARG002 - the adapters are the policy's weights
         """Write beside saved adapters what they are without: rank, alpha, modules, and a digest of the frozen model.
@@ -252,10 +245,10 @@ class AdapterTraining(Feature):
         Raises:
             DiskFullError: The disk is full.
         """
-        if self._trained is None or dist.get_rank() != 0:
+        if dist.get_rank() != 0:
             return
         path = folder / ADAPTERS_DESCRIPTION
-        described = _described(self._trained[0], Path(str(self._config.checkpoint.hf_checkpoint)))
+        described = asdict(self._lora) | {"base_sha256": sample_digest(Path(self._base))}
         with writing(path):
             path.write_text(json.dumps(described, indent=1), encoding="utf-8")
 
@@ -263,40 +256,50 @@ class AdapterTraining(Feature):
         """Refuse a checkpoint that is not of these adapters on this model, before anything of it is read.
 
         Raises:
-            CheckpointError: It is of other adapters, of another model, or only one of run and checkpoint has adapters.
+            CheckpointError: It is of other adapters, of another model, or of a run without adapters.
         """
-        lora = None if self._trained is None else self._trained[0]
-        base = self._config.checkpoint.hf_checkpoint
-        path = folder / ADAPTERS_DESCRIPTION
-        if not path.is_file():
-            if lora is None:
-                return
+        found = _saved_adapters(folder)
+        if found is None:
             raise CheckpointError(
-                f"{folder} was saved by a run without adapters, and this run trains {lora}. Resume without --lora-rank,"
-                " or write the checkpoint as a model folder (slime convert CHECKPOINT DIR) and train adapters on that."
+                f"{folder} was saved by a run without adapters, and this run trains {self._lora}. Resume without"
+                " --lora-rank, or write the checkpoint as a model folder (slime convert CHECKPOINT DIR) and train"
+                " adapters on that."
             )
-        try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            held = Lora(int(saved["rank"]), float(saved["alpha"]), tuple(map(str, saved["modules"])))
-            digest = str(saved["base_sha256"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-        if lora is None or base is None:
+        held, digest = found
+        if held != self._lora:
             raise CheckpointError(
-                f"{folder} holds only adapters ({held}), and this run trains the whole model. Add"
-                f" --lora-rank {held.rank} --lora-alpha {held.alpha:g} --lora-targets {' '.join(held.kinds)}, or write"
-                " the checkpoint as a model folder (slime convert CHECKPOINT DIR) and start from that."
+                f"{folder} holds {held}, and this run trains {self._lora}: the same numbers would mean another model."
+                " Use the options of the run that saved it."
             )
-        if held != lora:
+        if digest != sample_digest(Path(self._base)):
             raise CheckpointError(
-                f"{folder} holds {held}, and this run trains {lora}: the same numbers would mean another model. Use the"
-                " options of the run that saved it."
+                f"{folder} holds adapters of another model than --hf-checkpoint {self._base}: its weights are not those"
+                " of the run that saved them. Use the folder of that run."
             )
-        if digest != _described(lora, Path(base))["base_sha256"]:
-            raise CheckpointError(
-                f"{folder} holds adapters of another model than --hf-checkpoint {base}: its weights are not those of"
-                " the run that saved them. Use the folder of that run."
-            )
+
+
+def refuse_adapters(folder: Path) -> None:
+    """Refuse a checkpoint that holds adapters, in a run that trains none (`CheckpointError`)."""
+    if (found := _saved_adapters(folder)) is not None:
+        held, _ = found
+        raise CheckpointError(
+            f"{folder} holds only adapters ({held}), and this run trains the whole model. Add"
+            f" --lora-rank {held.rank} --lora-alpha {held.alpha:g} --lora-targets {' '.join(held.kinds)}, or write"
+            " the checkpoint as a model folder (slime convert CHECKPOINT DIR) and start from that."
+        )
+
+
+def _saved_adapters(folder: Path) -> tuple[Lora, str] | None:
+    """The adapters of a checkpoint and the digest of their model; None if it has none."""
+    path = folder / ADAPTERS_DESCRIPTION
+    if not path.is_file():
+        return None
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        held = Lora(int(saved["rank"]), float(saved["alpha"]), tuple(map(str, saved["modules"])))
+        return held, str(saved["base_sha256"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _connect(adapter: Adapter, linear: Any) -> None:
@@ -352,12 +355,3 @@ def _shards(chunks: Sequence[Any]) -> Iterator[Shard]:
 def saved_part(chunk: Any) -> Any:
     """What checkpoints hold of a bare chunk: its adapters if it has some, since the rest is frozen; otherwise all."""
     return getattr(chunk, ADAPTERS, chunk)
-
-
-def _described(lora: Lora, base: Path) -> dict[str, Any]:
-    return {
-        "rank": lora.rank,
-        "alpha": lora.alpha,
-        "modules": list(lora.modules),
-        "base_sha256": sample_digest(base),
-    }

@@ -2,21 +2,30 @@
 
 The cost of a sample is counted in operations, or in tokens. Samples go to ranks, and then each rank's samples to its
 micro-batches, longest first to the least loaded (Graham, 1969: at most 4/3 of the optimum).
+
+Prompts can be computed once for several samples (`--share-prompts`). Samples of a prompt begin with the same tokens,
+whose hidden states, keys and values are the same in all of them. So all but the last token of a prompt with P tokens
+are packed once, and each sample continues them with tokens of its own: the last of the prompt, and its response without
+the last (T in all, which predict the response). Of n samples, (n - 1)(P - 1) tokens are saved.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from slime.train.shared_prompts import PrefixGroup, group_by_prompt
+from slime.train.routing import is_mixture
 
 if TYPE_CHECKING:
     from slime.rollout.train_batch import TrainBatch
+    from slime.train.settings import TrainSettings
+
 
 #: Samples that share a prompt are one item for a rank: at most these parts of what a rank computes are tried.
 _PARTS_OF_RANK = (1, 1 / 2, 1 / 4, 1 / 8)
@@ -158,3 +167,159 @@ def _fits(lengths: Sequence[int], bins: Sequence[Sequence[int]], max_tokens: int
 
 def _tokens(lengths: Sequence[int], members: Sequence[int]) -> int:
     return sum(lengths[i] for i in members)
+
+
+#: Samples share the tokens of their prompt if that saves at least this part of their tokens. With less, attention with
+#: a mask costs more than the other layers save.
+_LEAST_SAVED = 0.15
+#: most elements of the mask of a sample that shares its prompt
+_MASK_OF_SAMPLE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Samples that are packed together, of which the first `shared` tokens are the same and packed once."""
+
+    samples: tuple[int, ...]  #: their indices in the batch
+    shared: int = 0
+
+
+def group_by_prompt(
+    batch: TrainBatch, samples: Sequence[int], costs: Mapping[int, float], *, max_tokens: int, max_cost: float
+) -> list[PrefixGroup]:
+    """The samples with these indices, those of one prompt together where that saves time.
+
+    Args:
+        batch: The rollout's samples.
+        samples: Which of them.
+        costs: Time that each of them takes alone, in any unit.
+        max_tokens: Of the samples that are packed together, each counted whole: attention keeps keys and values for
+            each of them.
+        max_cost: Of the samples that are packed together.
+    """
+    by_prompt: dict[bytes, list[int]] = {}
+    found = []
+    responses = batch.response_lengths.tolist()
+    for i in samples:
+        response = responses[i]
+        if response * (len(batch.tokens[i]) - 1) > _MASK_OF_SAMPLE:
+            found.append(PrefixGroup((i,)))
+        else:
+            by_prompt.setdefault(batch.tokens[i][:-response].tobytes(), []).append(i)
+    for same in by_prompt.values():
+        for part in _parts(batch, same, costs, max_tokens, max_cost):
+            shared = _shared_tokens(len(batch.tokens[part[0]]), [responses[i] for i in part])
+            found += [PrefixGroup(tuple(part), shared)] if shared else [PrefixGroup((i,)) for i in part]
+    return found
+
+
+def _parts(
+    batch: TrainBatch, samples: Sequence[int], costs: Mapping[int, float], max_tokens: int, max_cost: float
+) -> list[list[int]]:
+    """The samples in parts within both limits, or of one sample."""
+    parts: list[list[int]] = []
+    tokens, cost = math.inf, math.inf
+    for i in samples:
+        tokens, cost = tokens + len(batch.tokens[i]), cost + costs[i]
+        if tokens <= max_tokens and cost <= max_cost:
+            parts[-1].append(i)
+        else:
+            parts.append([i])
+            tokens, cost = len(batch.tokens[i]), costs[i]
+    return parts
+
+
+def _shared_tokens(first: int, responses: Sequence[int]) -> int:
+    """How many tokens to pack once for samples of one prompt; 0 if it does not pay.
+
+    Args:
+        first: Tokens of the first sample.
+        responses: Those of each sample's response.
+    """
+    shared = first - responses[0] - 1
+    saved = (len(responses) - 1) * shared
+    return shared if saved and saved >= _LEAST_SAVED * (len(responses) * shared + sum(responses)) else 0
+
+
+def can_share_prompts(settings: TrainSettings, chunks: Sequence[Any], device_type: str) -> bool:
+    """Whether attention, and whatever else looks at several tokens, knows of prefixes (`slime.train.attention`).
+
+    TransformerEngine and layers of a model family's own do not, nor does context parallelism. Routers of experts count
+    tokens for their losses, and multi-token prediction looks at the next ones. On GPUs it has not been measured. The
+    answer is the same on every rank, as pipeline stages must run the same micro-batches.
+    """
+    transformer = settings.transformer
+    return (
+        device_type == "cpu"
+        and not settings.use_transformer_engine
+        and settings.layer_specs is None
+        and transformer.context_parallel_size == 1
+        and transformer.num_moe_experts is None
+        and not any(getattr(chunk, "looks_ahead", False) for chunk in chunks)
+    )
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Operations of one sequence's forward pass; a multiplication and an addition count as two.
+
+    Norms, activations and rotary embeddings are left out: their share is well below a hundredth. A training step costs
+    three times as much, four times with full activation recomputation.
+
+    Attributes:
+        per_token: In the matrix products with weights. Of a mixture of experts, those that a token is sent to.
+        per_prediction: In the output layer, which runs only for tokens that are trained on.
+        per_pair: In attention, for a query and a key that it sees, over all layers.
+    """
+
+    per_token: float
+    per_prediction: float
+    per_pair: float
+
+    @classmethod
+    def of(cls, transformer: TransformerConfig, *, vocab_size: int) -> Flops:
+        """Of a language model. A critic, whose last layer has one row, costs a little less."""
+        hidden, heads = transformer.hidden_size, transformer.num_attention_heads
+        if isinstance(transformer, MLATransformerConfig):
+            query_dim, value_dim = transformer.qk_head_dim + transformer.qk_pos_emb_head_dim, transformer.v_head_dim
+            attention = _latent_attention_weights(transformer)
+        else:
+            query_dim = value_dim = transformer.kv_channels
+            attention = hidden * query_dim * 2 * (heads + transformer.num_query_groups)
+        mixtures = sum(is_mixture(transformer))
+        weights = transformer.num_layers * attention
+        weights += (transformer.num_layers - mixtures) * _feed_forward_weights(transformer, transformer.ffn_hidden_size)
+        if mixtures:
+            chosen = transformer.moe_router_topk * transformer.moe_ffn_hidden_size
+            shared = transformer.moe_shared_expert_intermediate_size or 0
+            router = hidden * transformer.num_moe_experts
+            weights += mixtures * (router + _feed_forward_weights(transformer, chosen + shared))
+        pairs = transformer.num_layers * heads * (query_dim + value_dim)
+        return cls(per_token=2.0 * weights, per_prediction=2.0 * hidden * vocab_size, per_pair=2.0 * pairs)
+
+    def __call__(self, tokens: int, trained: int) -> float:
+        """Operations of a sequence of so many tokens, each of which sees itself and all before it.
+
+        Args:
+            tokens: Of the whole sequence.
+            trained: Those of them that are trained on.
+        """
+        return self.per_token * tokens + self.per_prediction * trained + self.per_pair * tokens * (tokens + 1) / 2
+
+
+def _latent_attention_weights(transformer: MLATransformerConfig) -> int:
+    hidden, heads = transformer.hidden_size, transformer.num_attention_heads
+    queries = heads * (transformer.qk_head_dim + transformer.qk_pos_emb_head_dim)
+    rank, kv_rank = transformer.q_lora_rank, transformer.kv_lora_rank
+    weights: int = (
+        (hidden * queries if rank is None else rank * (hidden + queries))
+        + hidden * (kv_rank + transformer.qk_pos_emb_head_dim)
+        + kv_rank * heads * (transformer.qk_head_dim + transformer.v_head_dim)
+        + heads * transformer.v_head_dim * hidden
+    )
+    return weights
+
+
+def _feed_forward_weights(transformer: TransformerConfig, width: int) -> int:
+    hidden: int = transformer.hidden_size
+    return hidden * width * (3 if transformer.gated_linear_unit else 2)

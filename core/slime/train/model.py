@@ -22,8 +22,7 @@ from torch import Tensor
 from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
 from slime.train.chunks import connect_schedule, wrap_chunks
 from slime.train.features import Feature
-from slime.train.flops import Flops
-from slime.train.micro_batches import plan_step
+from slime.train.micro_batches import Flops, PrefixGroup, can_share_prompts, plan_step
 from slime.train.offload import ModelMemory, Part
 from slime.train.optimizer import build_scheduler, install_adam, take_step
 from slime.train.packing import PackedMicroBatch, PackingRule
@@ -31,7 +30,6 @@ from slime.train.parallel import counts_tokens
 from slime.train.routing import check_routes, router_metrics, routers_of
 from slime.train.schedule import LossFunction, PipelineSchedule, TokenHead
 from slime.train.settings import TrainSettings
-from slime.train.shared_prompts import PrefixGroup, can_share_prompts
 
 if TYPE_CHECKING:
     from slime.config import RunConfig

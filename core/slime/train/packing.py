@@ -1,7 +1,7 @@
 """Micro-batches of packed sequences: the samples of the batch as one rank computes them.
 
 The last token of a sample predicts nothing and is not run. With P prompt and T response tokens, positions
-P - 1 .. P + T - 2 predict the response. Samples of one prompt can share its tokens (`slime.train.shared_prompts`).
+P - 1 .. P + T - 2 predict the response. Samples of one prompt can share its tokens (`slime.train.micro_batches`).
 Padding is only for context parallelism (each sequence a multiple of twice its size) and for sequence parallelism (the
 total a multiple of the tensor-parallel size).
 """
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from slime.train.attention import NO_PREFIX, PackedSequences, Prefix
-from slime.train.rotary import packed_positions
+from slime.train.layers import packed_positions
 from slime.train.routing import NO_ROUTES, RoutedRows
 
 if TYPE_CHECKING:
     from slime.rollout.train_batch import TrainBatch
-    from slime.train.shared_prompts import PrefixGroup
+    from slime.train.micro_batches import PrefixGroup
 
 
 @dataclass(frozen=True, eq=False)

@@ -152,7 +152,7 @@ def _own_config(config: Any) -> Any:
 
 
 class FurtherLayers(Feature):
-    """Trains the layers for multi-token prediction; with a count of 0 it only refuses checkpoints that have them."""
+    """Trains the layers for multi-token prediction."""
 
     def __init__(self, count: int, *, scale: float, vocab_size: int) -> None:
         """
@@ -166,7 +166,7 @@ class FurtherLayers(Feature):
     @property
     def model(self) -> Callable[..., PolicyModel]:
         """What a chunk of the policy is."""
-        return partial(PredictingModel, predicting=self._count) if self._count else PolicyModel
+        return partial(PredictingModel, predicting=self._count)
 
     def head(self, head: TokenHead, chunk: Any) -> TokenHead:
         """The policy's vectors, and in training for each further layer the log-probs [R_l] of the response tokens.
@@ -175,8 +175,6 @@ class FurtherLayers(Feature):
         A response token that is not trained on has log-prob 0, and one so early that the layer has no position to
         predict it from.
         """
-        if not self._count:
-            return head
         vocab_size = self._vocab_size
 
         def whole(hidden: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
@@ -202,8 +200,6 @@ class FurtherLayers(Feature):
 
     def before_step(self, model: TrainableModel) -> None:
         """Copy the embedding to the last pipeline stage, whose further layers need it."""
-        if not self._count:
-            return
         model.finish_param_gather()  # its weights must be complete
         if parallel_state.get_pipeline_model_parallel_world_size() == 1:
             return
@@ -217,8 +213,6 @@ class FurtherLayers(Feature):
 
         It is one of the vectors of `head`, and its sums have the unscaled cross-entropy as `mtp_loss`.
         """
-        if not self._count:
-            return loss
 
         def whole(
             micro_batch: PackedMicroBatch, log_probs: Tensor, entropy: Tensor, *further: Tensor
@@ -234,22 +228,30 @@ class FurtherLayers(Feature):
 
         return whole
 
-    def check(self, folder: Path, *, weights_only: bool) -> None:
-        """Check that a checkpoint holds the layers that this run trains. A new run may leave them out.
-
-        Raises:
-            CheckpointError: Only one of run and checkpoint has them, or the checkpoint is incomplete or damaged.
-        """
-        require_complete(folder)
-        saved = any(name.startswith(f"{PREDICTING}.") for name in read_metadata(folder / METADATA).state_dict_metadata)
-        if self._count and not saved:
+    def check(self, folder: Path, *, weights_only: bool) -> None:  # noqa: ARG002 - in both cases
+        """Refuse a checkpoint of a run that did not train them, before anything of it is read (`CheckpointError`)."""
+        if not _has_layers(folder):
             raise CheckpointError(
                 f"{folder} was saved by a run that did not train layers for multi-token prediction. Resume without"
                 " --enable-mtp-training, or write the checkpoint as a model folder (slime convert CHECKPOINT DIR) and"
                 " start from that."
             )
-        if saved and not self._count and not weights_only:
-            raise CheckpointError(
-                f"{folder} holds layers for multi-token prediction that its run trained, and this run would lose what"
-                " they have learned. Add --enable-mtp-training."
-            )
+
+
+def refuse_layers(folder: Path, *, weights_only: bool) -> None:
+    """Refuse to resume a checkpoint that holds such layers without training them; a new run may leave them out.
+
+    Raises:
+        CheckpointError: It holds some, or is incomplete or damaged.
+    """
+    if not weights_only and _has_layers(folder):
+        raise CheckpointError(
+            f"{folder} holds layers for multi-token prediction that its run trained, and this run would lose what"
+            " they have learned. Add --enable-mtp-training."
+        )
+
+
+def _has_layers(folder: Path) -> bool:
+    """Whether a checkpoint holds such layers. It may be incomplete or damaged (`CheckpointError`)."""
+    require_complete(folder)
+    return any(name.startswith(f"{PREDICTING}.") for name in read_metadata(folder / METADATA).state_dict_metadata)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,18 +19,19 @@ from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.critic import Critic
 from slime.train.features import Feature
-from slime.train.lora import AdapterTraining, merged_values
+from slime.train.lora import AdapterTraining, merged_values, refuse_adapters
 from slime.train.model import TrainableModel
-from slime.train.model_config import ModelShape, read_same_model
 from slime.train.offload import Part, held_bytes
-from slime.train.output_layer import policy_head
-from slime.train.predicting import LOSS_SCALE, FurtherLayers
+from slime.train.output_layer import PolicyModel, policy_head
+from slime.train.predicting import LOSS_SCALE, FurtherLayers, refuse_layers
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
-from slime.train.sending import WeightSender
 from slime.train.settings import train_settings
 from slime.train.step import Learner, kl_in_reward
-from slime.weights import Models, drain, load_hf, named_hf_tensors, save_hf
-from slime.weights.shards import NamedTensors, drained
+from slime.weights.hf_load import load_hf
+from slime.weights.hf_save import save_hf
+from slime.weights.models import Models
+from slime.weights.shards import NamedTensors, drain, drained, named_hf_tensors
+from slime.weights.transports import WeightSender
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -85,16 +86,11 @@ class MegatronRank:
         self._models = models or Models.installed(config)
         self._architecture = None if folder is None else self._models.read(Path(folder))
         found = self._architecture
-        self.adapters = AdapterTraining(config, found)
+        self.adapters = AdapterTraining(config, found) if config.lora.asked else None
         #: the model as it is trained; the engines, the reference and the critic have `_architecture`
         self._trained = None if found is None else self._models.as_trained(found)
-        shape = None if found is None else ModelShape(found.transformer, found.gpt)
-        self._settings = train_settings(
-            config,
-            shape,
-            post_norms=found is not None and found.post_norms,
-            layer_specs=None if folder is None else self._models.layer_specs(Path(folder)),
-        )
+        layer_specs = None if folder is None else self._models.layer_specs(Path(folder))
+        self._settings = train_settings(config, found, layer_specs)
         self._sender = None if found is None else WeightSender(config, found, run_dir)
         self._device = parallel.start(
             config, self._settings.transformer, rank=rank, world_size=world_size, meeting=meeting
@@ -107,21 +103,22 @@ class MegatronRank:
 
     def _build(self, needs: frozenset[str]) -> None:
         config, settings, algorithm = self.config, self._settings, self.config.algorithm
-        trained = self._trained
-        predicting = FurtherLayers(
-            trained.predicting.count if trained is not None and trained.predicting and trained.predicts else 0,
-            scale=config.megatron.get("mtp_loss_scaling_factor", LOSS_SCALE),
-            vocab_size=settings.vocab_size,
-        )
-        features: list[Feature] = [self.adapters, predicting]
-        chunks = build_chunks(settings, self._device, predicting.model)
+        features: list[Feature] = [] if self.adapters is None else [self.adapters]
+        model: Callable[..., PolicyModel] = PolicyModel
+        if self._trained is not None and self._trained.predicts:
+            assert self._trained.predicting is not None
+            scale = config.megatron.get("mtp_loss_scaling_factor", LOSS_SCALE)
+            predicting = FurtherLayers(self._trained.predicting.count, scale=scale, vocab_size=settings.vocab_size)
+            features.append(predicting)
+            model = predicting.model
+        chunks = build_chunks(settings, self._device, model)
         for feature in features:
             feature.build(chunks)
         reference = not self._supervised and (kl_in_reward(algorithm, self.spec) or algorithm.use_kl_loss)
         self.reference: ReferenceWeights | None = None
         if reference and config.checkpoint.ref_load is not None:
             folder = Path(config.checkpoint.ref_load)
-            load_hf(chunks, folder, read_same_model(folder, self._models, self._architecture, "--ref-load"))
+            load_hf(chunks, folder, self._models.read_same(folder, self._architecture, "--ref-load"))
             self.reference = ReferenceWeights(chunks, shares_frozen=False)
         if config.checkpoint.hf_checkpoint is not None:
             load_hf(chunks, Path(config.checkpoint.hf_checkpoint), self._named())
@@ -222,7 +219,7 @@ class MegatronRank:
     def named_adapters(self) -> NamedTensors:
         """The full tensors of the adapters, if there are any, under PEFT's names; otherwise as `named_hf_weights`."""
         self.policy.finish_param_gather()
-        return self.adapters.named(self.policy.chunks)
+        return iter(()) if self.adapters is None else self.adapters.named(self.policy.chunks)
 
     def sync_weights(
         self, engine_urls: list[str], keys: EngineKeys | None, tp_size: int, version: str, restarts: int = 0
@@ -281,7 +278,7 @@ class MegatronRank:
         """Write a complete Hugging Face model folder, with adapters merged and in a folder `adapter`; rank 0 writes."""
         weights, base = self.named_hf_weights(), Path(str(self.config.checkpoint.hf_checkpoint))
         adapters = self.named_adapters()
-        also = self.adapters.writer(adapters)
+        also = None if self.adapters is None else self.adapters.writer(adapters)
         if self._rank == 0:
             with drained(adapters):
                 save_hf(folder, weights, base, self._named(), also=also)
@@ -311,6 +308,10 @@ class MegatronRank:
                 unless --ref-load names one.
         """
         self.policy.finish_param_gather()
+        if self.adapters is None:
+            refuse_adapters(folder)
+        if self._trained is None or not self._trained.predicts:
+            refuse_layers(folder, weights_only=weights_only)
         for feature in self.features:
             feature.check(folder, weights_only=weights_only)
         if self.reference is not None and not weights_only:

@@ -1,6 +1,6 @@
 """Micro-batches run through Megatron's pipeline schedule, and the head that reads the last stage's output.
 
-A head turns that output into log-probs (`slime.train.output_layer`) or values (`slime.train.value_model`).
+A head turns that output into log-probs (`slime.train.output_layer`) or values (`slime.train.critic`).
 """
 
 from __future__ import annotations

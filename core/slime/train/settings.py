@@ -25,8 +25,9 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from slime.config.assemble import stop_on
 from slime.config.megatron_checks import TRAINER_CHECKS, layout_problems, needs_sequence_parallel
 from slime.errors import ConfigError, did_you_mean
-from slime.train.model_config import ModelShape, merge_architecture
-from slime.train.rotary import install_rotary
+from slime.plugin.architecture import Architecture
+from slime.train.layers import install_rotary
+from slime.weights.stated_model import contradictions, flag_of, stated_model
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -38,6 +39,17 @@ _ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "quick_gelu": quick_gelu,
     "squared_relu": squared_relu,
 }
+_GPT_DEFAULTS: dict[str, Any] = {
+    "position_embedding_type": "rope",
+    "rotary_base": 10000.0,
+    "rotary_percent": 1.0,
+    "rope_scaling": False,
+    "rope_scaling_factor": 8.0,
+    "share_embeddings_and_output_weights": False,
+    "max_sequence_length": 4096,
+}
+#: a model cannot be built without these
+_REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 #: options ignored on a CPU, where the unfused form computes the same numbers; `slime.config` refuses those that matter
 _CPU_OFF: dict[str, Any] = {
@@ -70,25 +82,20 @@ class TrainSettings:
 
 
 def train_settings(
-    config: RunConfig,
-    hf: ModelShape | None,
-    *,
-    post_norms: bool = False,
-    layer_specs: Callable[..., Any] | None = None,
+    config: RunConfig, model: Architecture | None, layer_specs: Callable[..., Any] | None = None
 ) -> TrainSettings:
     """Megatron's dataclasses for a run.
 
     Args:
         config: The run's configuration.
-        hf: What the Hugging Face folder describes, if the run has one.
-        post_norms: See `Architecture`.
+        model: What the Hugging Face folder describes, if the run has one.
         layer_specs: See `slime.plugin.Family`.
 
     Raises:
         ConfigError: Options contradict each other, the layout would compute wrong numbers, or Megatron refuses them.
     """
     stated = dict(config.megatron)
-    shape = merge_architecture(hf, stated, post_norms=post_norms)
+    shape, gpt = merge_architecture(model, stated)
     if config.algorithm.share_prompts and layer_specs is not None:
         raise ConfigError(
             "--share-prompts has no effect: the model's family has modules of its own (`layer_specs`). Drop the flag."
@@ -97,7 +104,7 @@ def train_settings(
     if not config.on_gpu:
         stated |= {name: value for name, value in _CPU_OFF.items() if name in stated}
     half = torch.bfloat16 if stated.get("bf16") else torch.float16 if stated.get("fp16") else None
-    transformer = _transformer(config, stated, shape, half, use_te)
+    transformer = _transformer(config, stated, shape, gpt, half, use_te)
     distributed_optimizer = _distributed_optimizer(stated)
     optimizer_fields = {
         "min_lr": 0.0,
@@ -110,25 +117,56 @@ def train_settings(
         fields["use_distributed_optimizer"] = distributed_optimizer
     return TrainSettings(
         transformer=transformer,
-        gpt=shape.gpt | {"vocab_size": _padded_vocabulary(shape.gpt["vocab_size"], stated)},
-        vocab_size=shape.gpt["vocab_size"],
+        gpt=gpt | {"vocab_size": _padded_vocabulary(gpt["vocab_size"], stated)},
+        vocab_size=gpt["vocab_size"],
         optimizer=_build(OptimizerConfig, optimizer_fields),
         ddp=_build(DistributedDataParallelConfig, ddp_fields),
         use_transformer_engine=use_te,
-        post_norms=post_norms,
+        post_norms=model is not None and model.post_norms,
         layer_specs=layer_specs,
     )
 
 
+def merge_architecture(model: Architecture | None, stated: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords of `TransformerConfig` (with the activation by name) and of `GPTModel`.
+
+    Stated flags must agree with the model folder; without a folder they describe the whole model.
+
+    Args:
+        model: What the folder describes, or None without a folder.
+        stated: The flags.
+
+    Raises:
+        ConfigError: Flag and folder state different values, or neither states a value that is needed.
+    """
+    transformer, gpt = stated_model(stated)
+    if model is None:
+        missing = [name for name in _REQUIRED if name not in transformer and name not in gpt]
+        if missing:
+            raise ConfigError(
+                "no Hugging Face folder describes the model, and these flags are missing: "
+                + ", ".join(flag_of(name) for name in missing)
+            )
+        return transformer, _GPT_DEFAULTS | gpt
+    for wrong in contradictions(stated, model, "--hf-checkpoint"):
+        raise ConfigError(f"{wrong}.")
+    return model.transformer | transformer, _GPT_DEFAULTS | model.gpt | gpt
+
+
 def _transformer(
-    config: RunConfig, stated: Mapping[str, Any], shape: ModelShape, half: torch.dtype | None, use_te: bool
+    config: RunConfig,
+    stated: Mapping[str, Any],
+    shape: Mapping[str, Any],
+    gpt: Mapping[str, Any],
+    half: torch.dtype | None,
+    use_te: bool,
 ) -> TransformerConfig:
-    kind = MLATransformerConfig if shape.transformer.get("multi_latent_attention") else TransformerConfig
-    fields = shape.transformer | _fields(stated, kind, skip=(*shape.transformer, "bf16", "fp16", "mtp_num_layers"))
+    kind = MLATransformerConfig if shape.get("multi_latent_attention") else TransformerConfig
+    fields = {**shape, **_fields(stated, kind, skip=(*shape, "bf16", "fp16", "mtp_num_layers"))}
     problems = [problem for check in TRAINER_CHECKS for problem in check(config)]
-    stop_on([*problems, *layout_problems(config, shape.transformer)])
-    fields |= _layout(stated, shape.transformer)
-    if shape.transformer.get("num_moe_experts"):
+    stop_on([*problems, *layout_problems(config, shape)])
+    fields |= _layout(stated, shape)
+    if shape.get("num_moe_experts"):
         # The bias of the choice is part of the model: it must not drift away from the engine's between two syncs.
         fields = {"moe_router_dtype": "fp32", "moe_router_bias_update_rate": 0.0} | fields
     if stated.get("recompute_activations"):
@@ -167,7 +205,7 @@ def _transformer(
         fields["moe_grouped_gemm"] = False  # the form without TransformerEngine needs one more package
     if kind is MLATransformerConfig:
         # Latent attention has rotary embeddings of its own, which GPTModel's keywords do not reach.
-        fields = {name: shape.gpt[name] for name in ("rotary_base", "rotary_percent")} | fields
+        fields = {name: gpt[name] for name in ("rotary_base", "rotary_percent")} | fields
         if fields.get("rope_type") == "rope":
             fields["rotary_scaling_factor"] = 1.0  # Megatron would scale attention by a YaRN factor all the same
     install_rotary()
@@ -208,8 +246,7 @@ def _use_transformer_engine(config: RunConfig, stated: Mapping[str, Any]) -> boo
             ' Install it (pip install "slime-rl[gpu]") or drop the flag.'
         )
     # An adapter's input is what TransformerEngine keeps inside a layer: the output of the norm before a projection.
-    adapted = config.lora.lora_rank is not None or config.lora.lora_load is not None
-    return config.on_gpu and installed and wanted != "local" and not adapted
+    return config.on_gpu and installed and wanted != "local" and not config.lora.asked
 
 
 def _distributed_optimizer(stated: Mapping[str, Any]) -> bool:

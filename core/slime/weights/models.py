@@ -15,6 +15,7 @@ from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.registry.resolve import Use
 from slime.weights.fp8 import block_of
 from slime.weights.hf_config import read_hf_config
+from slime.weights.mapping import differences
 from slime.weights.stated_model import predicting_layers
 
 if TYPE_CHECKING:
@@ -61,6 +62,28 @@ class Models:
         block_of(hf_config)
         with naming(title, ".describe"):
             return family.describe(hf_config)
+
+    def read_same(
+        self, folder: Path, ours: Architecture | None, option: str, *, output_layer: bool = True
+    ) -> Architecture:
+        """The model in a further folder of the run (the reference's or the critic's), compared with the policy's.
+
+        Args:
+            folder: The folder.
+            ours: The model of `--hf-checkpoint`; None skips the comparison.
+            option: The flag that names `folder`, for messages.
+            output_layer: Whether the output layers must agree too; a critic has none over the vocabulary.
+
+        Raises:
+            ConfigError: The architectures differ; the message lists every difference.
+        """
+        found = self.read(folder)
+        different = [] if ours is None else differences(ours, found, output_layer=output_layer)
+        if different:
+            raise ConfigError(
+                f"{option} {folder} has another architecture than --hf-checkpoint: {', '.join(different)}."
+            )
+        return found
 
     def as_trained(self, model: Architecture) -> Architecture:
         """A model that was read as this run trains it: with its layers for multi-token prediction or without.

@@ -6,49 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-#: TransformerConfig fields that describe the model
-_TRANSFORMER = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "ffn_hidden_size",
-    "kv_channels",
-    "normalization",
-    "layernorm_epsilon",
-    "layernorm_zero_centered_gamma",
-    "add_bias_linear",
-    "add_qkv_bias",
-    "qk_layernorm",
-    "rotary_interleaved",
-    "gated_linear_unit",
-    "activation_func",
-    "num_moe_experts",
-    "moe_layer_freq",
-    "moe_ffn_hidden_size",
-    "moe_shared_expert_intermediate_size",
-    "moe_shared_expert_gate",
-    "moe_router_topk",
-    "moe_router_score_function",
-    "moe_router_pre_softmax",
-    "moe_router_num_groups",
-    "moe_router_group_topk",
-    "moe_router_topk_scaling_factor",
-    "moe_router_enable_expert_bias",
-    "multi_latent_attention",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_head_dim",
-    "qk_pos_emb_head_dim",
-    "v_head_dim",
-    "rope_type",
-    "rotary_scaling_factor",
-    "original_max_position_embeddings",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
-)
+from slime.plugin.architecture import Architecture
+
 #: fields that have no effect unless `rope_type` is "yarn"
 _YARN = ("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 #: values of fields that a folder does not mention
@@ -69,37 +28,52 @@ _SILENT: dict[str, Any] = {
     "q_lora_rank": None,
     "rotary_scaling_factor": 1.0,
 }
+#: TransformerConfig fields that describe the model
+_TRANSFORMER = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "ffn_hidden_size",
+    "kv_channels",
+    "normalization",
+    "layernorm_epsilon",
+    "add_bias_linear",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "gated_linear_unit",
+    "activation_func",
+    "moe_ffn_hidden_size",
+    "moe_router_topk",
+    "kv_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "v_head_dim",
+    "rope_type",
+    *_SILENT,
+    *_YARN,
+)
 #: what a layer for multi-token prediction is called in `Architecture.carried`
 _PREDICTING_LAYER = re.compile(r".*\blayers\.\d+\.")
 #: flags for the norms of `Architecture.post_norms`
 _POST_NORMS = ("post_self_attn_layernorm", "post_mlp_layernorm")
 
 
-def contradictions(
-    megatron: Mapping[str, Any],
-    transformer: Mapping[str, Any],
-    gpt: Mapping[str, Any],
-    *,
-    post_norms: bool,
-    carried: Sequence[str] = (),
-    source: str,
-) -> Iterator[str]:
+def contradictions(megatron: Mapping[str, Any], model: Architecture, source: str) -> Iterator[str]:
     """Flags that do not describe the model in the folder.
 
     Args:
         megatron: Megatron's flags.
-        transformer: See `Architecture`.
-        gpt: See `Architecture`.
-        post_norms: See `Architecture`.
-        carried: See `Architecture`.
+        model: The model.
         source: The flag or the folder that the model comes from, for messages.
     """
     stated_transformer, stated_gpt = stated_model(megatron)
     others = {name: megatron[name] for name in _POST_NORMS if name in megatron}
     if megatron.get("mtp_num_layers"):
         others["mtp_num_layers"] = megatron["mtp_num_layers"]
-    known = dict.fromkeys(_POST_NORMS, post_norms) | {"mtp_num_layers": predicting_layers(carried)}
-    for flags, folder in ((stated_transformer, _SILENT | dict(transformer)), (stated_gpt, gpt), (others, known)):
+    known = dict.fromkeys(_POST_NORMS, model.post_norms) | {"mtp_num_layers": predicting_layers(model.carried)}
+    compared = (stated_transformer, _SILENT | model.transformer), (stated_gpt, model.gpt), (others, known)
+    for flags, folder in compared:
         for name, value in flags.items():
             # Another context length is a choice, not a contradiction: rotary positions have no table.
             if name == "max_sequence_length" or name not in folder or _agree(name, value, folder):

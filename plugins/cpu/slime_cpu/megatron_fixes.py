@@ -2,7 +2,7 @@
 
 Each fix replaces a call that bypasses `torch.cuda`, or avoids something slow on a CPU. `FIXES` maps the module's name
 to its fix, which runs right after the module was imported. (What is needed on any device without TransformerEngine is
-in `slime.train.repairs`.)
+in `slime.train.layers`.)
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from slime.errors import CheckpointError, ConfigError
 from slime.registry.plugin_set import load_plugins
 from slime.run.checkpoint.files import digest_of_json, read_json_object
 from slime.run.checkpoint.read import STATE, Checkpoint, read_checkpoint
-from slime.weights import Models, read_hf_config
+from slime.weights.hf_config import read_hf_config
 from slime.weights.lora import ADAPTERS_DESCRIPTION
+from slime.weights.models import Models
 from slime.weights.stored import sample_digest
 
 if TYPE_CHECKING:

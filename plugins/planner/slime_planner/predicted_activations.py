@@ -254,7 +254,7 @@ class _Rank:
     def norm(self, width: float, *modules: str, groups: float | None = None) -> Iterator[_Kept]:
         """A norm of `width` numbers in `groups` that are normed apart: the normed numbers, and a scale of each."""
         groups = self.rows if groups is None else groups
-        # `slime.train.norm.rms_norm` keeps them in float32; kernels of a GPU keep what they were given.
+        # `slime.train.layers.rms_norm` keeps them in float32; kernels of a GPU keep what they were given.
         yield _Kept(width * (4 if self.cpu else self.bytes) + groups * 4, modules)
 
     def _attention(self) -> Iterator[_Kept]:

@@ -42,7 +42,7 @@ from slime.run.checkpoint.read import (
 )
 from slime.run.checkpoint.retention import Retention
 from slime.run.processes import RolloutProcess, TrainerProcess
-from slime.weights import Models
+from slime.weights.models import Models
 
 if TYPE_CHECKING:
     from slime.observe.observer import RunObserver

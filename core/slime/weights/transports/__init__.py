@@ -10,18 +10,74 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from slime.config.weight_options import SyncOptions
-from slime.engine.control import EngineControl
+from slime.engine.control import EngineControl, EngineKeys
 from slime.engine.ports import LOOPBACK
 from slime.plugin.architecture import Architecture
+from slime.weights.shards import NamedTensors
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
 from slime.weights.transports.tensor import TensorTransport
 from slime.weights.transports.transport import WeightTransport, joined_by_engines
 from slime.weights.verify import WeightCheck
+
+if TYPE_CHECKING:
+    from slime.config import RunConfig
+
+
+class WeightSender:
+    """The connection of rank 0 to the engines that there are; it is made again when they change."""
+
+    def __init__(self, config: RunConfig, model: Architecture, run_dir: Path | None) -> None:
+        """
+        Args:
+            config: The run's configuration.
+            model: The engines' model.
+            run_dir: The run's folder, through which weights may go.
+        """
+        self._config, self._model, self._run_dir = config, model, run_dir
+        self._transport: WeightTransport | None = None
+        #: the engines that it sends to, and how often some were started again
+        self._connected: tuple[tuple[str, ...], int] = (), 0
+
+    def send(
+        self,
+        weights: NamedTensors,
+        engine_urls: list[str],
+        keys: EngineKeys | None,
+        *,
+        tp_size: int,
+        version: str,
+        restarts: int,
+    ) -> int:
+        """Send the weights, and return how many bytes went to each engine; arguments as of `sync_weights`."""
+        config, wanted = self._config, (tuple(engine_urls), restarts)
+        if self._transport is None or wanted != self._connected:
+            ep_size = config.sglang.get("ep_size", 1)
+            engines = [EngineControl(url, keys, tp_size=tp_size, ep_size=ep_size) for url in engine_urls]
+            if self._transport is None:
+                assert self._run_dir is not None
+                self._transport = create_transport(
+                    config.sync,
+                    engines,
+                    model=self._model,
+                    hf_folder=Path(str(config.checkpoint.hf_checkpoint)),
+                    scratch=self._run_dir / "weights",
+                    on_gpu=config.on_gpu,
+                    repeated=config.restarts_engines,
+                )
+            else:  # an engine that was started again has lost its connection
+                self._transport.connect(engines)
+            self._connected = wanted
+        return self._transport.send(weights, version=version)
+
+    def close(self) -> None:
+        """Disconnect from the engines."""
+        if self._transport is not None:
+            self._transport.close()
 
 
 def create_transport(

@@ -41,7 +41,7 @@ class DiskTransport(WeightTransport):
                     "disk",
                     model_path=str(path),
                     version=version,
-                    flush=next(self._flushes()),
+                    flush=not self.keep_kv,
                     timeout_s=fleet.remaining_s(),
                 ),
             )

@@ -55,8 +55,8 @@ class DistributedTransport(WeightTransport):
             if self._group is None:
                 self._group = self._form_group(fleet)
             buckets = sync_buckets(named, self.bucket_bytes, self.joined)
-            for bucket, flush in zip(buckets, self._flushes(), strict=False):
-                self._broadcast(fleet, self._group, bucket, version, flush=flush)
+            for number, bucket in enumerate(buckets):
+                self._broadcast(fleet, self._group, bucket, version, flush=self._flushes(number))
 
     def _form_group(self, fleet: Fleet) -> BroadcastGroup:
         """Wait for the engines, which join over HTTP at the same time.

@@ -59,7 +59,7 @@ class TensorTransport(WeightTransport):
         with self._paused(session=True) as fleet:
             loading: FleetCall | None = None
             buckets = sync_buckets(named, limit, self.joined)
-            for number, (bucket, flush) in enumerate(zip(buckets, self._flushes(), strict=False)):
+            for number, bucket in enumerate(buckets):
                 if self.on_gpu and loading is not None:  # one bucket of GPU memory at a time
                     loading.wait(fleet.deadline)
                     self.close()
@@ -67,7 +67,7 @@ class TensorTransport(WeightTransport):
                 handles = block.fill(bucket, self.engines)
                 if loading is not None:
                     loading.wait(fleet.deadline)
-                loading = self._start_loading(fleet, handles, version, flush=flush)
+                loading = self._start_loading(fleet, handles, version, flush=self._flushes(number))
             if loading is not None:
                 loading.wait(fleet.deadline)
         if self.on_gpu:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import Any
 
 from torch import Tensor
@@ -188,8 +187,8 @@ class WeightTransport(ABC):
         self.close()
         self.engines = engines
 
-    def send(self, named: NamedTensors, *, version: str) -> None:
-        """Update every engine to these weights and this weight version.
+    def send(self, named: NamedTensors, *, version: str) -> int:
+        """Update every engine to these weights and this weight version; how many bytes went to each of them.
 
         The whole sequence: pause, update and flush caches, check (if requested), resume. `named` is always iterated to
         its end, so that ranks that take part in gathering it never wait.
@@ -197,8 +196,17 @@ class WeightTransport(ABC):
         Raises:
             WeightSyncError: With engine and phase. Engines that still answer are resumed, unless the sync is repeated.
         """
+        sent = 0
+
+        def counted() -> NamedTensors:
+            nonlocal sent
+            for name, tensor in named:
+                sent += tensor.nbytes
+                yield name, tensor
+
         with drained(named):
-            self._update(named if self.check is None else self.check.observe(named), version)
+            self._update(counted() if self.check is None else self.check.observe(counted()), version)
+        return sent
 
     @abstractmethod
     def _update(self, named: NamedTensors, version: str) -> None:
@@ -243,12 +251,9 @@ class WeightTransport(ABC):
         finally:
             fleet.close()
 
-    def _flushes(self) -> Iterator[bool]:
-        """Whether the first, second, ... call of an update drops cached prefixes: the first does.
-
-        No request runs between it and the last, so nothing is cached meanwhile.
-        """
-        return chain([not self.keep_kv], repeat(False))
+    def _flushes(self, number: int) -> bool:
+        """Whether call `number` of an update drops cached prefixes: the first does, and then no request runs."""
+        return number == 0 and not self.keep_kv
 
     def close(self) -> None:  # noqa: B027 - most transports keep no connection
         """Disconnect from the engines. May be called twice, and after a failure."""
