@@ -44,7 +44,7 @@ def timed(call: Any) -> Took:
 def measure(rank: Any, batch: Any, folder: Path, saves: int, every: int) -> dict[str, list[Took]]:
     """What steps, pauses and blocking saves take."""
     from slime.run.checkpoint.files import record_files
-    from slime.train.background import BackgroundWrite
+    from slime.train.checkpoint_io import BackgroundWrite
 
     def record(part: Path) -> None:
         record_files(folder, [path for path in part.rglob("*") if path.is_file()])

@@ -18,6 +18,7 @@ from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 from tests.estimators.support import ALL, GROUPED, SPECS, batch_of, make, scalars, tokens
 from tests.oracles.cases import RULE, make_case, train_batch
 from tests.train.harness import alone
+from tests.train.loss_terms import loss_terms
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -63,22 +64,10 @@ def test_an_estimator_with_a_critic_refuses_a_batch_without_values(name: str) ->
         tokens(name, replace(batch_of([1, 2]), values=None))
 
 
-def loss_terms(name: str, **terms: Any) -> LossTerms:
-    chosen: dict[str, Any] = {
-        "supervised": False,
-        "estimator": make(name),
-        "ratio": SPECS[name].ratio,
-        "eps_clip": SPECS[name].clip_range[0],
-        "eps_clip_high": SPECS[name].clip_range[1],
-        "eps_clip_c": 3.0,
-        "kl_loss_coef": 0.1,
-        "kl_loss_type": "k3",
-        "unbiased_kl": True,
-        "correction": None,
-        "sequence_delta": None,
-        "entropy_coef": 0.0,
-    }
-    return LossTerms(**(chosen | terms))
+def terms_of(name: str, **terms: Any) -> LossTerms:
+    low, high = SPECS[name].clip_range
+    chosen = {"eps_clip": low, "eps_clip_high": high, "eps_clip_c": 3.0, "kl_loss_coef": 0.1, "use_unbiased_kl": True}
+    return loss_terms(estimator=make(name), ratio=SPECS[name].ratio, **chosen | terms)
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "cispo"])
@@ -106,7 +95,7 @@ def test_log_probs_at_masked_tokens_have_no_effect(name: str, kind: str, wild: f
             ref_log_probs=flat["ref"],
             rollout_log_probs=flat["engine"],
         )
-        terms = loss_terms(name, kl_loss_type=kind)
+        terms = terms_of(name, kl_loss_type=kind)
         loss, sums = micro_batch_loss(terms, columns, micro_batch, log_probs, torch.zeros_like(mask))
         (gradient,) = torch.autograd.grad(loss, log_probs)
         assert not gradient[mask == 0].any()

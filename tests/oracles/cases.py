@@ -15,9 +15,10 @@ from torch import Tensor
 from slime.data import Group, Sample, Status
 from slime.plugin import Context, EstimatorBatch
 from slime.rollout.train_batch import TrainBatch, loss_weights
-from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
+from slime.train.loss import LossColumns, micro_batch_loss
 from slime.train.packing import PackingRule
 from tests.train.harness import alone
+from tests.train.loss_terms import loss_terms
 
 RULE = PackingRule(
     tensor_parallel_size=1, sequence_parallel=False, cp_size=1, cp_rank=0, device=torch.device("cpu"), tp_rank=0
@@ -148,23 +149,10 @@ def slime_loss(
         ref_log_probs=flat(case.ref) if with_ref else None,
         rollout_log_probs=flat(case.engine) if with_engine else None,
     )
-    chosen: dict[str, Any] = {
-        "supervised": False,
-        "estimator": None,
-        "ratio": "token",
-        "eps_clip": 0.2,
-        "eps_clip_high": 0.28,
-        "eps_clip_c": None,
-        "kl_loss_coef": 0.0,
-        "kl_loss_type": "k3",
-        "unbiased_kl": False,
-        "correction": None,
-        "sequence_delta": None,
-        "entropy_coef": 0.0,
-    } | terms
     log_probs = flat(case.log_probs).requires_grad_()
     micro_batch = RULE.pack(batch, alone(range(len(case.lengths))))
-    loss, _ = micro_batch_loss(LossTerms(**chosen), columns, micro_batch, log_probs, flat(case.entropy))
+    chosen = loss_terms(**{"eps_clip": 0.2, "eps_clip_high": 0.28} | terms)
+    loss, _ = micro_batch_loss(chosen, columns, micro_batch, log_probs, flat(case.entropy))
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return loss.item(), case.padded(gradient)
 

@@ -69,7 +69,7 @@ def test_masked_sequences_match_those_verl_rejects(seed: int, level: Any, criter
 def test_off_policy_sequence_masking_with_trl(seed: int) -> None:
     case = make_case(seed, masked_rows=False)
     theirs = peer_loss(trl_loss, case, loss_type="grpo", engine=case.engine, sequence_delta=0.02)
-    ours = slime_loss(case, with_engine=True, sequence_delta=0.02)
+    ours = slime_loss(case, with_engine=True, off_policy_sequence_delta=0.02)
     assert ours[0] != slime_loss(case)[0]
     agree(ours, theirs)
 

@@ -48,6 +48,6 @@ def test_the_clamped_estimate_far_from_the_reference(distance: float) -> None:
 @pytest.mark.row("A2")
 def test_kl_in_the_loss_with_trl(seed: int, unbiased: bool, loss_type: str, per_token: bool) -> None:
     case = make_case(seed, masked_rows=False)
-    ours = slime_loss(case, per_token=per_token, with_ref=True, kl_loss_coef=0.2, unbiased_kl=unbiased)
+    ours = slime_loss(case, per_token=per_token, with_ref=True, kl_loss_coef=0.2, use_unbiased_kl=unbiased)
     theirs = peer_loss(trl_loss, case, loss_type=loss_type, beta=0.2, ref=case.ref, bias_correction=unbiased)
     agree(ours, theirs)

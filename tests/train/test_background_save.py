@@ -16,7 +16,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 
 from slime.errors import CheckpointError
 from slime.run.trainer import TrainerProcess
-from slime.train.background import BackgroundWrite
+from slime.train.checkpoint_io import BackgroundWrite
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.train.loss_terms import loss_terms
 from torch import Tensor
 
 from slime.config.options import AlgorithmOptions
@@ -67,31 +68,22 @@ def micro_batch(sequences: Tensor, counts: bool = True) -> PackedMicroBatch:
     )  # fmt: skip
 
 
-def terms(**changed: Any) -> LossTerms:
-    plain: dict[str, Any] = {
-        "supervised": False, "estimator": None, "ratio": "token", "eps_clip": 0.2, "eps_clip_high": 0.2,
-        "eps_clip_c": None, "kl_loss_coef": 0.0, "kl_loss_type": "k3", "unbiased_kl": False, "entropy_coef": 0.0,
-        "correction": None, "sequence_delta": None,
-    }  # fmt: skip
-    return LossTerms(**plain | changed)
-
-
 def loss_of(
-    loss_terms: LossTerms, advantages: list[float], **columns: Tensor
+    terms: LossTerms, advantages: list[float], **columns: Tensor
 ) -> tuple[float, list[float], dict[str, float]]:
     """Loss, gradient in the log-probs and metrics of one on-policy step in which every token has weight 1."""
     log_probs = TRAINER.clone().requires_grad_()
     data = LossColumns(
         weights=MASK, mask=MASK, advantages=torch.tensor(advantages) * MASK, rollout_log_probs=ENGINE, **columns
     )
-    loss, sums = micro_batch_loss(loss_terms, data, micro_batch(SEQUENCES), log_probs, torch.zeros(4))
+    loss, sums = micro_batch_loss(terms, data, micro_batch(SEQUENCES), log_probs, torch.zeros(4))
     (grad,) = torch.autograd.grad(loss, log_probs)
     numbers = {name: float(value) for name, value in sums.items()} | {"micro_batches": 1.0}
     return loss.item(), grad.tolist(), token_means(numbers, steps=1)
 
 
 def test_mismatch_metrics_by_hand() -> None:
-    _, _, metrics = loss_of(terms(), [1.0] * 4)
+    _, _, metrics = loss_of(loss_terms(), [1.0] * 4)
     d = [math.log(3.0), math.log(0.5), math.log(1.2)]
     assert metrics["logprob_gap_mean"] == pytest.approx(sum(map(abs, d)) / 3, rel=1e-5)
     assert metrics["logprob_gap_max"] == pytest.approx(math.log(3.0), rel=1e-5)
@@ -103,7 +95,9 @@ def test_mismatch_metrics_by_hand() -> None:
 
 def test_agreement_gives_full_effective_sample_size_and_zero_kl() -> None:
     data = LossColumns(MASK, MASK, advantages=MASK, rollout_log_probs=TRAINER)
-    _, sums = micro_batch_loss(terms(), data, micro_batch(SEQUENCES), TRAINER.clone().requires_grad_(), torch.zeros(4))
+    _, sums = micro_batch_loss(
+        loss_terms(), data, micro_batch(SEQUENCES), TRAINER.clone().requires_grad_(), torch.zeros(4)
+    )
     metrics = token_means({name: float(v) for name, v in sums.items()} | {"micro_batches": 1.0}, steps=1)
     assert metrics["engine_ess"] == metrics["engine_ppl_ratio"] == 1.0
     assert metrics["engine_kl"] == metrics["logprob_gap_max"] == 0.0
@@ -115,7 +109,7 @@ def test_minus_infinity_at_masked_tokens_has_no_effect(level: Any) -> None:
     log_probs = TRAINER.clone().requires_grad_()
     data = LossColumns(MASK, MASK, advantages=MASK, old_log_probs=engine, old_by_engine=True, rollout_log_probs=engine)
     loss, sums = micro_batch_loss(
-        terms(correction=Correction("truncate", level, 0.0, 2.0), sequence_delta=0.1),
+        loss_terms(correction=Correction("truncate", level, 0.0, 2.0), off_policy_sequence_delta=0.1),
         data, micro_batch(SEQUENCES), log_probs, torch.zeros(4),
     )  # fmt: skip
     (grad,) = torch.autograd.grad(loss, log_probs)
@@ -134,16 +128,16 @@ class Reports:
 
 
 def test_metrics_of_an_objective_are_means_and_maxima_over_trained_tokens() -> None:
-    _, _, metrics = loss_of(terms(estimator=Reports("place")), [1.0] * 4)
+    _, _, metrics = loss_of(loss_terms(estimator=Reports("place")), [1.0] * 4)
     assert metrics["place"] == pytest.approx((0 + 1 + 3) / 3)
-    _, _, metrics = loss_of(terms(estimator=Reports("place_max")), [1.0] * 4)
+    _, _, metrics = loss_of(loss_terms(estimator=Reports("place_max")), [1.0] * 4)
     assert metrics["place_max"] == 3.0
 
 
 @pytest.mark.parametrize("name", ["tokens", "ratio", "logprob_gap", "kl", "advantage_max", "engine_ess"])
 def test_an_objective_cannot_overwrite_slimes_own_metrics(name: str) -> None:
     with pytest.raises(PluginContractError, match=f"Reports.objective reports a metric '{name}'"):
-        loss_of(terms(estimator=Reports(name)), [1.0] * 4)
+        loss_of(loss_terms(estimator=Reports(name)), [1.0] * 4)
 
 
 def test_the_unbiased_kl_has_the_gradient_of_the_kl() -> None:
@@ -159,8 +153,8 @@ def test_the_unbiased_kl_has_the_gradient_of_the_kl() -> None:
         data = LossColumns(
             weights=every.detach().exp(), mask=torch.ones(3), advantages=torch.zeros(3), ref_log_probs=ref.float()
         )
-        loss_terms = terms(kl_loss_coef=1.0, unbiased_kl=unbiased)
-        loss, _ = micro_batch_loss(loss_terms, data, micro_batch(torch.arange(3)), every, torch.zeros(3))
+        terms = loss_terms(kl_loss_coef=1.0, use_unbiased_kl=unbiased)
+        loss, _ = micro_batch_loss(terms, data, micro_batch(torch.arange(3)), every, torch.zeros(3))
         gradients.append(torch.autograd.grad(loss, logits, retain_graph=True)[0])
     assert gradients[0].tolist() == pytest.approx(exact.tolist(), abs=1e-6)
     assert (gradients[1] - exact).abs().max() > 1e-2
@@ -169,6 +163,12 @@ def test_the_unbiased_kl_has_the_gradient_of_the_kl() -> None:
 def test_a_micro_batch_without_weight_gives_a_zero_loss_with_gradient() -> None:
     log_probs = TRAINER.clone().requires_grad_()
     data = LossColumns(MASK, MASK, advantages=MASK)
-    loss, sums = micro_batch_loss(terms(), data, micro_batch(SEQUENCES, counts=False), log_probs, torch.zeros(4))
+    loss, sums = micro_batch_loss(loss_terms(), data, micro_batch(SEQUENCES, counts=False), log_probs, torch.zeros(4))
     (grad,) = torch.autograd.grad(loss, log_probs)
     assert float(loss) == 0.0 and not sums and not grad.any()
+
+
+def test_the_kl_coefficient_counts_only_with_use_kl_loss() -> None:
+    off, on = LossTerms(AlgorithmOptions(kl_loss_coef=0.5)), loss_terms(kl_loss_coef=0.5)
+    plain, without, added = (loss_of(one, [1.0] * 4, ref_log_probs=TRAINER - 1)[0] for one in (loss_terms(), off, on))
+    assert plain == without != added

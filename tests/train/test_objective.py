@@ -6,14 +6,11 @@ import math
 
 import pytest
 import torch
-from tests.train.harness import Centred
 from torch import Tensor
 
-from slime.config.options import AlgorithmOptions
 from slime.errors import PluginContractError
-from slime.plugin import EstimatorSpec, TokenBatch
-from slime.train.loss import LossTerms, clipped_surrogate, kl_per_token, policy_loss
-from slime.train.off_policy import Correction
+from slime.plugin import TokenBatch
+from slime.train.loss import clipped_surrogate, kl_per_token, policy_loss
 
 
 def tokens(ratios: list[float], advantages: list[float]) -> TokenBatch:
@@ -121,40 +118,3 @@ def test_a_broken_objective_is_named(answer: Tensor | tuple[object, object], mes
     with pytest.raises(PluginContractError, match=message) as error:
         policy_loss(tokens([1.0, 1.0], [1.0, 1.0]), Own(answer))
     assert "Own.objective" in str(error.value)
-
-
-def test_every_option_of_the_loss_reaches_it() -> None:
-    options = AlgorithmOptions(
-        eps_clip=0.1,
-        eps_clip_high=0.3,
-        eps_clip_c=4.0,
-        use_kl_loss=True,
-        kl_loss_coef=0.5,
-        kl_loss_type="k2",
-        use_unbiased_kl=True,
-        entropy_coef=0.25,
-        off_policy_correction="mask",
-        off_policy_sequence_delta=0.75,
-    )
-    estimator = Centred()
-    terms = LossTerms.of(options, estimator, EstimatorSpec(name="e", factory="nowhere:E", ratio="sequence"))
-    correction = Correction("mask", options.off_policy_level, options.tis_threshold_low, options.tis_threshold)
-    assert terms == LossTerms(
-        supervised=False,
-        estimator=estimator,
-        ratio="sequence",
-        eps_clip=0.1,
-        eps_clip_high=0.3,
-        eps_clip_c=4.0,
-        kl_loss_coef=0.5,
-        kl_loss_type="k2",
-        unbiased_kl=True,
-        correction=correction,
-        sequence_delta=0.75,
-        entropy_coef=0.25,
-    )
-    assert LossTerms.of(AlgorithmOptions(), None, None).supervised
-
-
-def test_the_kl_coefficient_counts_only_with_use_kl_loss() -> None:
-    assert LossTerms.of(AlgorithmOptions(kl_loss_coef=0.5), Centred(), None).kl_loss_coef == 0.0

@@ -103,7 +103,7 @@ def test_packed_attention_equals_attention_sequence_by_sequence(lengths: list[in
     weight = torch.randn(total, 32)
     packed = rule().pack(make_batch(samples=1), alone([0])).packed
     packed.cu_seqlens_q = torch.tensor([0, *lengths]).cumsum(0)
-    out = PackedAttention(_Config(), 1, None, "self")(q, k, v, None, packed_seq_params=packed)
+    out = PackedAttention(_Config())(q, k, v, None, packed_seq_params=packed)
     got = torch.autograd.grad((out * weight).sum(), (q, k, v))
     parts = []
     for a, b in itertools.pairwise(packed.cu_seqlens_q.tolist()):
@@ -174,7 +174,7 @@ def test_every_kind_of_rotary_embedding_equals_megatron(kind: dict[str, Any]) ->
 def test_values_may_have_another_size_than_keys() -> None:
     ends = torch.tensor([0, 5, 7], dtype=torch.int32)
     query, key, value = torch.randn(7, 4, 24), torch.randn(7, 4, 24), torch.randn(7, 4, 16)
-    attention = PackedAttention(_Config(), 1, None, "self", k_channels=24)
+    attention = PackedAttention(_Config(), k_channels=24)
     out = attention(query, key, value, None, packed_seq_params=PackedSequences(cu_seqlens_q=ends))
     for a, b in ((0, 5), (5, 7)):
         q, k, v = (x[a:b].transpose(0, 1) for x in (query, key, value))

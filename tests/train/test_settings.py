@@ -37,6 +37,7 @@ FOLDER = Architecture(
         "rotary_base": 10000.0,
         "share_embeddings_and_output_weights": True,
     },
+    (),
 )
 
 

@@ -99,7 +99,7 @@ def test_attention_to_a_shared_prompt_equals_that_of_whole_sequences(prompts: li
     ends = torch.tensor([0, *lengths]).cumsum(0)
     packed = PackedSequences(cu_seqlens_q=ends, prefixes=prefixes)
     ends.slime_positions = None  # type: ignore[attr-defined]  # nothing is rotated here
-    out = PackedAttention(CONFIG, 1, None, "self")(q, k, v, None, packed_seq_params=packed)
+    out = PackedAttention(CONFIG)(q, k, v, None, packed_seq_params=packed)
     want = torch.zeros(start, 32)
     for whole, length in zip(wholes, lengths, strict=True):
         one = (t[whole].transpose(0, 1)[None] for t in (q, k, v))
@@ -117,7 +117,7 @@ def test_prefixes_without_positions_are_refused() -> None:
     packed = PackedSequences(cu_seqlens_q=torch.tensor([0, 3, 5]), prefixes=[Prefix(), Prefix(0, 3)])
     rows = torch.randn(5, 2, 8)
     with pytest.raises(AssertionError, match="count from 0"):
-        PackedAttention(CONFIG, 1, None, "self")(rows, rows, rows, None, packed_seq_params=packed)
+        PackedAttention(CONFIG)(rows, rows, rows, None, packed_seq_params=packed)
 
 
 def test_samples_of_many_prompts_share_a_bucket_unless_their_masks_are_large() -> None:

@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracles.cases import RULE, Case, make_case, train_batch
 from tests.train.harness import alone
+from tests.train.loss_terms import loss_terms
 from torch import Tensor
 
 from slime.rollout.train_batch import loss_weights
-from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
+from slime.train.loss import LossColumns, micro_batch_loss
 from slime.train.micro_batches import plan_micro_batches
 from slime.train.off_policy import Correction
 
 #: rule of averaging, and terms of the loss
 MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mean over rollouts": ({}, {"kl_loss_coef": 0.3, "entropy_coef": 0.1}),
-    "mean over tokens": ({"per_token": True}, {"eps_clip_c": 3.0, "sequence_delta": 0.05}),
+    "mean over tokens": ({"per_token": True}, {"eps_clip_c": 3.0, "off_policy_sequence_delta": 0.05}),
     "constant length": ({"constant_length": 9}, {"correction": Correction("mask", "token", 0.5, 2.0)}),
     "sequences": (
         {},
@@ -28,23 +29,9 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "ratio": "sequence",
             "correction": Correction("truncate", "sequence", 0.5, 2.0),
             "kl_loss_coef": 0.3,
-            "unbiased_kl": True,
+            "use_unbiased_kl": True,
         },
     ),
-}
-PLAIN: dict[str, Any] = {
-    "supervised": False,
-    "estimator": None,
-    "ratio": "token",
-    "eps_clip": 0.2,
-    "eps_clip_high": 0.28,
-    "eps_clip_c": None,
-    "kl_loss_coef": 0.0,
-    "kl_loss_type": "k3",
-    "unbiased_kl": False,
-    "correction": None,
-    "sequence_delta": None,
-    "entropy_coef": 0.0,
 }
 
 
@@ -71,12 +58,11 @@ def gradient(case: Case, mode: str, num_ranks: int, **limits: int | None) -> tup
     log_probs, entropy = (flat(matrix).requires_grad_() for matrix in (case.log_probs, case.entropy))
     plan = plan_micro_batches([len(tokens) for tokens in batch.tokens], num_ranks=num_ranks, **limits)
     packed = [RULE.pack(batch, alone(samples)) for rank in plan for samples in rank if samples]
+    terms = loss_terms(**{"eps_clip": 0.2, "eps_clip_high": 0.28} | changed)
     losses = []
     for micro_batch in packed:
         here = micro_batch.token_ids
-        losses.append(
-            micro_batch_loss(LossTerms(**PLAIN | changed), columns, micro_batch, log_probs[here], entropy[here])[0]
-        )
+        losses.append(micro_batch_loss(terms, columns, micro_batch, log_probs[here], entropy[here])[0])
     return torch.autograd.grad(torch.stack(losses).sum(), log_probs)[0], len(packed)
 
 

@@ -14,7 +14,7 @@ from slime.plugin import Context, EstimatorSpec
 from slime.registry.plugin_set import Fingerprint, PluginSet, load_same_plugins
 from slime.run.checkpoint.files import Files, record_files
 from slime.train.advantages import NamedEstimator
-from slime.train.background import BackgroundWrite
+from slime.train.checkpoint_io import BackgroundWrite
 from slime.train.parallel import MeetingPoint
 from slime.train.rank import MegatronRank
 from slime.weights.models import Models

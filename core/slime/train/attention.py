@@ -215,29 +215,18 @@ class PackedAttention(torch.nn.Module):
     def __init__(
         self,
         config: Any,
-        layer_number: int,  # noqa: ARG002
-        attn_mask_type: Any,  # noqa: ARG002 - decoder-only models: always causal
-        attention_type: str,  # noqa: ARG002
-        attention_dropout: float | None = None,  # noqa: ARG002 - training has no dropout
+        *,
         softmax_scale: float | None = None,
         k_channels: int | None = None,
-        v_channels: int | None = None,  # noqa: ARG002
-        cp_comm_type: str | None = None,  # noqa: ARG002
         pg_collection: Any = None,
+        **_: Any,  # decoder-only models are always causal, and training has no dropout
     ) -> None:
         super().__init__()
         self.scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
         self.cp_group: dist.ProcessGroup | None = pg_collection.cp if config.context_parallel_size > 1 else None
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,  # noqa: ARG002 - the packing says who sees whom
-        attn_mask_type: Any = None,  # noqa: ARG002
-        attention_bias: Tensor | None = None,  # noqa: ARG002
-        packed_seq_params: PackedSequences | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: PackedSequences | None, **__: Any
     ) -> Tensor:
         """See the class."""
         assert packed_seq_params is not None, "every micro-batch is packed"

@@ -2,6 +2,14 @@
 
 The format is resharded on loading, so a run with another tensor-, pipeline- or data-parallel size can read it. Only
 the random states depend on the number of ranks; if it differs, each rank keeps those it started with.
+
+Checkpoints can be written while training continues: from copies, by a thread of the rank. Megatron plans the files and
+its writer writes them, as it does when training waits. To do that in the background, it would use a process for each
+rank. A forked one inherits the locks of Ray's and gloo's threads as they are in that moment, and sooner or later waits
+for one forever. A fresh one needs seconds of imports, the memory of a second interpreter, and every tensor in shared
+memory. A thread needs none of these, and hardly slows training down: copying, writing and hashing are done without
+Python's lock. It calls nothing collective: what the ranks do together, planning and completing the folders, they do in
+their main threads.
 """
 
 from __future__ import annotations
@@ -9,18 +17,21 @@ from __future__ import annotations
 import pickle
 import queue
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from slime.errors import CheckpointError, disk_problem, one_line
@@ -41,7 +52,7 @@ def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
         chunks: The bare models of this rank.
         optimizer: Megatron's optimizer over them.
         scheduler: Its learning-rate schedule.
-        write: Writes it: `write_now`, or a `slime.train.background.BackgroundWrite`.
+        write: Writes it: `write_now`, or a `BackgroundWrite`.
 
     Raises:
         CheckpointError: The folder cannot be written.
@@ -321,18 +332,82 @@ def _write_buckets(
     buckets: list[Any],
     results: queue.Queue[Any],
 ) -> None:
-    """Replaces `write_preloaded_data_multiproc`: the same writer, one bucket after the other."""
+    """Replaces `write_preloaded_data_multiproc`: the same writer, for the one bucket of one thread."""
     # Without its decorator, which turns the garbage collector off: training may go on in another thread.
     write = _WRITER.write_preloaded_data.__wrapped__
-    answers: dict[int, Any] = {}
-    for number, bucket in enumerate(buckets):
-        answer: queue.Queue[Any] = queue.Queue()
-        pending: queue.Queue[int] = queue.Queue()
-        pending.put(number)
-        write(transforms, number, bucket, answer, pending, True, use_msc=use_msc)
-        _, written = answer.get_nowait()
-        if isinstance(written, Exception):
-            results.put(written)
-            return
-        answers[number] = written
-    results.put(answers)
+    [bucket] = buckets
+    answer: queue.Queue[Any] = queue.Queue()
+    pending: queue.Queue[int] = queue.Queue()
+    pending.put(0)
+    write(transforms, 0, bucket, answer, pending, True, use_msc=use_msc)
+    _, written = answer.get_nowait()
+    results.put(written if isinstance(written, Exception) else {0: written})
+
+
+T = TypeVar("T")
+
+
+class BackgroundWrite(Generic[T]):
+    """The folders of one checkpoint that this rank writes in the background.
+
+    Called with each folder and its state, as `write_now` is; then `start`, and `finish`.
+    """
+
+    def __init__(self) -> None:
+        self._planned: list[tuple[Path, Any]] = []
+        self._writing: Future[T]
+
+    def __call__(self, folder: Path, state: dict[str, Any]) -> None:
+        """Plan how `state` is written to `folder`, and copy this rank's share to host memory (collective).
+
+        Raises:
+            CheckpointError: The folder cannot be written.
+        """
+        live = {data.untyped_storage().data_ptr() for data in _tensors(state)}
+        with attributed(folder):
+            request = plan(folder, state)
+        if request.async_fn is not None:
+            _, buckets, _ = request.async_fn_args
+            for _, _, (_, tensors) in buckets:
+                # In place: what was gathered for this is freed as it is copied. Megatron has cloned views on the host.
+                for number, (item, tensor) in enumerate(tensors):
+                    if not tensor.is_cpu or tensor.untyped_storage().data_ptr() in live:
+                        tensors[number] = item, tensor.detach().to("cpu", copy=True)
+        self._planned.append((folder, request))
+
+    def start(self, then: Callable[[], T]) -> None:
+        """Begin to write the copies; `then` is called in the same thread when they are on disk."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="write-checkpoint")
+        self._writing = pool.submit(self._write, then)
+        pool.shutdown(wait=False)
+
+    def _write(self, then: Callable[[], T]) -> T:
+        for _, request in self._planned:
+            if request.async_fn is not None:
+                request.async_fn(*request.async_fn_args)
+        return then()
+
+    @property
+    def written(self) -> bool:
+        """Whether the thread has ended, also by an error; never blocks."""
+        return self._writing.done()
+
+    def finish(self) -> T:
+        """Wait for the thread, and complete the folders (collective); what `then` returned.
+
+        Raises:
+            CheckpointError: A rank could not write its share.
+        """
+        answer = self._writing.result()
+        for folder, request in self._planned:
+            with attributed(folder):
+                for complete in request.finalize_fns:
+                    complete()
+        return answer
+
+
+def _tensors(state: dict[str, Any]) -> Iterator[Tensor]:
+    """What the entries of a state to be saved hold."""
+    for entry in nested_values(state):
+        if isinstance(data := getattr(entry, "data", None), Tensor):
+            yield data

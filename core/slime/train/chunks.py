@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -119,19 +119,6 @@ def wrap_chunks(settings: TrainSettings, chunks: list[Any]) -> list[Any]:
         DistributedDataParallel(transformer, settings.ddp, chunk, disable_bucketing=number > 0)
         for number, chunk in enumerate(chunks)
     ]
-
-
-def connect_schedule(settings: TrainSettings, wrapped: list[Any], scale_loss: Callable[..., Any]) -> None:
-    """Tell Megatron's pipeline schedule how to scale losses, when to reduce gradients and how to finish them."""
-    transformer, ddp = settings.transformer, settings.ddp
-    transformer.grad_scale_func = scale_loss
-    # Loss weights already divide by the whole step's totals, so Megatron must not divide by its token count.
-    transformer.finalize_model_grads_func = lambda model, _num_tokens, **rest: finalize_model_grads(model, None, **rest)
-    first_or_all: Callable[[list[Any]], Any] = lambda each: each[0] if len(each) == 1 else each  # noqa: E731
-    if ddp.overlap_grad_reduce:
-        transformer.no_sync_func = first_or_all([chunk.no_sync for chunk in wrapped])
-    if ddp.overlap_param_gather and ddp.align_param_gather:
-        transformer.param_sync_func = first_or_all([chunk.start_param_sync for chunk in wrapped])
 
 
 def replace_modules(spec: Any, replacements: dict[type, type]) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -153,44 +153,11 @@ _OWN = frozenset(
 
 @dataclass(frozen=True)
 class LossTerms:
-    """The objective, without the data."""
+    """The objective, without the data: the run's options, and an estimator with what it declares."""
 
-    supervised: bool
-    estimator: Estimator | None
-    #: level of the importance ratio
-    ratio: Literal["token", "sequence"]
-    eps_clip: float
-    eps_clip_high: float
-    eps_clip_c: float | None
-    #: 0 if the loss has no KL to the reference
-    kl_loss_coef: float
-    kl_loss_type: KLEstimator
-    #: whether the KL of a token is multiplied by its importance ratio
-    unbiased_kl: bool
-    #: of the policy loss, for tokens that the engines sampled from another distribution than the trainer's
-    correction: Correction | None
-    #: off-policy sequence masking: how far the mean log-prob of a sequence of negative advantage may fall
-    sequence_delta: float | None
-    entropy_coef: float
-
-    @classmethod
-    def of(cls, options: AlgorithmOptions, estimator: Estimator | None, spec: EstimatorSpec | None) -> LossTerms:
-        """What the run's options choose and the estimator declares; without an estimator the supervised loss."""
-        eps_clip, eps_clip_high = clip_range(options, spec)
-        return cls(
-            supervised=estimator is None,
-            estimator=estimator,
-            ratio="token" if spec is None else spec.ratio,
-            eps_clip=eps_clip,
-            eps_clip_high=eps_clip_high,
-            eps_clip_c=options.eps_clip_c,
-            kl_loss_coef=options.kl_loss_coef if options.use_kl_loss else 0.0,
-            kl_loss_type=options.kl_loss_type,
-            unbiased_kl=options.use_unbiased_kl,
-            correction=Correction.of(options),
-            sequence_delta=options.off_policy_sequence_delta,
-            entropy_coef=options.entropy_coef,
-        )
+    options: AlgorithmOptions
+    estimator: Estimator | None = None
+    spec: EstimatorSpec | None = None
 
 
 def clip_range(options: AlgorithmOptions, spec: EstimatorSpec | None) -> tuple[float, float]:
@@ -249,15 +216,15 @@ def micro_batch_loss(
     log_probs = torch.where(trained, log_probs, 0.0)
     sums = {"tokens": mask.sum(), "entropy": (entropy.detach() * mask).sum()}
 
-    if terms.supervised:
+    if terms.options.loss_type == "sft_loss":
         per_token = -log_probs
         if columns.record is not None:
             columns.record.add(micro_batch, mask, {"trainer_logprob": log_probs, "entropy": entropy})
     else:
         per_token, policy_sums = _policy_terms(terms, columns, micro_batch, log_probs, mask, entropy)
         sums |= policy_sums
-    if terms.entropy_coef:
-        per_token = per_token - terms.entropy_coef * entropy
+    if terms.options.entropy_coef:
+        per_token = per_token - terms.options.entropy_coef * entropy
     loss = (weights * torch.where(trained, per_token, 0.0)).sum()
     sums["loss"] = loss.detach()
     return loss, sums
@@ -273,11 +240,13 @@ def _policy_terms(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Policy loss and KL of each token [R], and their sums over trained tokens."""
     assert columns.advantages is not None
+    options, spec = terms.options, terms.spec
     here, trained, current = micro_batch.token_ids, mask > 0, log_probs.detach()
     sequences = (micro_batch.sequence_ids, len(micro_batch.samples))
     advantages = columns.advantages[here]
     old = current if columns.old_log_probs is None else torch.where(trained, columns.old_log_probs[here], current)
-    ratio = log_ratio(log_probs, old, mask, *sequences, terms.ratio)
+    ratio = log_ratio(log_probs, old, mask, *sequences, "token" if spec is None else spec.ratio)
+    eps_clip, eps_clip_high = clip_range(options, spec)
     tokens = TokenBatch(
         log_probs=log_probs,
         old_log_probs=old,
@@ -286,9 +255,9 @@ def _policy_terms(
         loss_mask=mask,
         sequence_ids=micro_batch.sequence_ids,
         num_sequences=len(micro_batch.samples),
-        eps_clip=terms.eps_clip,
-        eps_clip_high=terms.eps_clip_high,
-        eps_clip_c=terms.eps_clip_c,
+        eps_clip=eps_clip,
+        eps_clip_high=eps_clip_high,
+        eps_clip_c=options.eps_clip_c,
     )
     per_token, reported = policy_loss(tokens, terms.estimator)
     ratios = ratio.detach().exp()
@@ -299,25 +268,26 @@ def _policy_terms(
 
     if columns.rollout_log_probs is not None:
         engine = torch.where(trained, columns.rollout_log_probs[here], current)
-        level = "token" if terms.correction is None else terms.correction.level
+        correction = Correction.of(options)
+        level = "token" if correction is None else correction.level
         raw = importance_weights(trainer, engine, mask, *sequences, level)
         sums |= mismatch(trainer, engine, mask, raw)
-        if terms.correction is not None:
-            used, correction_metrics = terms.correction.apply(raw)
+        if correction is not None:
+            used, correction_metrics = correction.apply(raw)
             per_token = per_token * used
             means |= correction_metrics
             seen["correction"] = used
-        if terms.sequence_delta is not None:
-            out = off_policy_sequences(current, engine, advantages, mask, *sequences, terms.sequence_delta)
+        if options.off_policy_sequence_delta is not None:
+            out = off_policy_sequences(current, engine, advantages, mask, *sequences, options.off_policy_sequence_delta)
             per_token = torch.where(out, 0.0, per_token)
             means["off_policy_sequence_fraction"] = out.float()
     if columns.ref_log_probs is not None:
         ref = torch.where(trained, columns.ref_log_probs[here], current)
-        weight = log_ratio(log_probs, old, mask, *sequences, "token").exp() if terms.unbiased_kl else None
-        kl = kl_per_token(log_probs, ref, terms.kl_loss_type, weight)
+        weight = log_ratio(log_probs, old, mask, *sequences, "token").exp() if options.use_unbiased_kl else None
+        kl = kl_per_token(log_probs, ref, options.kl_loss_type, weight)
         seen["kl"] = means["kl"] = kl.detach()
-        if terms.kl_loss_coef:
-            per_token = per_token + terms.kl_loss_coef * kl
+        if options.use_kl_loss and options.kl_loss_coef:
+            per_token = per_token + options.kl_loss_coef * kl
 
     if columns.record is not None:
         columns.record.add(micro_batch, mask, seen, own=reported)

@@ -20,7 +20,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from torch import Tensor
 
 from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
-from slime.train.chunks import connect_schedule, wrap_chunks
+from slime.train.chunks import wrap_chunks
 from slime.train.features import Feature
 from slime.train.micro_batches import Flops, PrefixGroup, can_share_prompts, plan_step
 from slime.train.offload import ModelMemory, Part
@@ -28,7 +28,7 @@ from slime.train.optimizer import build_scheduler, install_adam, take_step
 from slime.train.packing import PackedMicroBatch, PackingRule
 from slime.train.parallel import counts_tokens
 from slime.train.routing import check_routes, router_metrics, routers_of
-from slime.train.schedule import LossFunction, PipelineSchedule, TokenHead
+from slime.train.schedule import LossFunction, PipelineSchedule, TokenHead, connect_schedule
 from slime.train.settings import TrainSettings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,10 +131,8 @@ class TrainingRouter(TopKRouter):  # type: ignore[misc]  # Megatron is untyped
         activation: Tensor,
         aux_loss_coeff: float,
         aux_loss: Tensor,
-        aux_loss_name: str,
-        reduce_group: Any,
-        reduce_group_has_dp: bool = False,
-        valid_token_count: Any = None,  # noqa: ARG002 - see below
+        *rest: Any,
+        **keywords: Any,
     ) -> Tensor:
         """Add a micro-batch's loss to the step's in proportion to its tokens.
 
@@ -144,14 +142,9 @@ class TrainingRouter(TopKRouter):  # type: ignore[misc]  # Megatron is untyped
         if not self._current.share:
             return activation  # a micro-batch that does not count
         self._add("aux_loss", self._current.share * aux_loss.detach().double() / aux_loss_coeff)
+        keywords["valid_token_count"] = self._current.share
         answer: Tensor = super().attach_and_log_load_balancing_loss(
-            activation,
-            aux_loss_coeff,
-            aux_loss,
-            aux_loss_name,
-            reduce_group,
-            reduce_group_has_dp,
-            valid_token_count=self._current.share,
+            activation, aux_loss_coeff, aux_loss, *rest, **keywords
         )
         return answer
 
@@ -185,7 +178,7 @@ class _Choice:
         topk: int,
         num_groups: int | None = None,
         group_topk: int | None = None,
-        default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,  # noqa: ARG002
+        *_: Any,
     ) -> tuple[Tensor, Tensor]:
         """([T, K] scores, [T, K] numbers) of the chosen experts; called where Megatron would take the best K."""
         chosen = _best_experts(scores, topk, num_groups or 1, group_topk or 1)

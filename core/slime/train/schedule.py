@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
@@ -120,6 +121,19 @@ class PipelineSchedule:
             **options,
         )
         return answer
+
+
+def connect_schedule(settings: TrainSettings, wrapped: list[Any], scale_loss: Callable[..., Any]) -> None:
+    """Tell Megatron's pipeline schedule how to scale losses, when to reduce gradients and how to finish them."""
+    transformer, ddp = settings.transformer, settings.ddp
+    transformer.grad_scale_func = scale_loss
+    # Loss weights already divide by the whole step's totals, so Megatron must not divide by its token count.
+    transformer.finalize_model_grads_func = lambda model, _num_tokens, **rest: finalize_model_grads(model, None, **rest)
+    first_or_all: Callable[[list[Any]], Any] = lambda each: each[0] if len(each) == 1 else each  # noqa: E731
+    if ddp.overlap_grad_reduce:
+        transformer.no_sync_func = first_or_all([chunk.no_sync for chunk in wrapped])
+    if ddp.overlap_param_gather and ddp.align_param_gather:
+        transformer.param_sync_func = first_or_all([chunk.start_param_sync for chunk in wrapped])
 
 
 class _GatherContext(torch.autograd.Function):

@@ -148,7 +148,9 @@ def merge_architecture(model: Architecture | None, stated: Mapping[str, Any]) ->
                 + ", ".join(flag_of(name) for name in missing)
             )
         return transformer, _GPT_DEFAULTS | gpt
-    for wrong in contradictions(stated, model, "--hf-checkpoint"):
+    # The command line has compared --mtp-num-layers, for which the model that is built makes no difference.
+    compared = {name: value for name, value in stated.items() if name != "mtp_num_layers"}
+    for wrong in contradictions(compared, model, "--hf-checkpoint"):
         raise ConfigError(f"{wrong}.")
     return model.transformer | transformer, _GPT_DEFAULTS | model.gpt | gpt
 

@@ -95,7 +95,7 @@ class Learner:
                 metrics |= self.critic.train(batch, steps, columns, seconds)
             self.critic.model.skip(len(skipped))
         if not critic_only:
-            loss: LossFunction = partial(micro_batch_loss, LossTerms.of(algorithm, self.estimator, self.spec), columns)
+            loss: LossFunction = partial(micro_batch_loss, LossTerms(algorithm, self.estimator, self.spec), columns)
             for feature in self.features:
                 loss = feature.loss(loss, columns)
             sums, grad_norm, lr = self.policy.train(batch, policy_steps, loss, seconds)

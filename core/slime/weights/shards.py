@@ -172,46 +172,44 @@ def check_shard(rule: Rule, shard: Shape, ranks: int) -> None:
         )
 
 
+def _spans(rule: Rule, length: int, rank: int) -> Iterator[tuple[str, int, int]]:
+    """What a shard consists of, in order: slices of Hugging Face tensors along the divided dimension.
+
+    With fewer query groups than ranks, a rank's rows may start or end inside a group. A vocabulary is like one group.
+
+    Args:
+        rule: The rule.
+        length: Of the shard along the divided dimension, with padding.
+        rank: Of the ranks that divide the tensor.
+    """
+    dim = rule.parallel_dim or 0
+    begin = 0 if rule.parallel_dim is None else rank * length
+    if rule.layout == "concat":
+        pieces = len(rule.hf) * rule.parts
+        for name, shape in rule.hf.items():
+            for part in range(rule.parts):
+                start = part * (shape[dim] // rule.parts) + begin // pieces
+                yield name, start, start + length // pieces
+        return
+    groups, place = max(1, rule.groups), 0
+    for group in range(groups):
+        for name, shape in rule.hf.items():
+            rows = shape[0] // groups
+            start, stop = max(begin, place), min(begin + length, place + rows)
+            if start < stop:
+                yield name, group * rows + start - place, group * rows + stop - place
+            place += rows
+
+
 def read_shard(rule: Rule, shape: Shape, rank: int, read: ReadSlice) -> Tensor:
     """The shard of shape `shape` on rank `rank` of the ranks that divide the tensor; reads no more than it needs."""
-    match rule.layout:
-        case "concat":
-            dim = rule.parallel_dim or 0
-            length = shape[dim] // (len(rule.hf) * rule.parts)
-            offset = 0 if rule.parallel_dim is None else rank * length
-            pieces = []
-            for name, whole in rule.hf.items():
-                for part in range(rule.parts):
-                    start = part * (whole[dim] // rule.parts) + offset
-                    pieces.append(read(name, dim, start, start + length))
-            return _join(pieces, dim)
-        case "vocab":
-            [(name, (size, *_))] = rule.hf.items()
-            start = min(rank * shape[0], size)
-            stop = min(start + shape[0], size)
-            rows = read(name, 0, start, stop)
-            padding = rows.new_zeros((shape[0] - (stop - start), *shape[1:]))
-            return torch.cat([rows, padding]) if padding.numel() else rows
-        case "qkv":
-            return _read_qkv(rule, shape[0], rank, read)
-
-
-def _read_qkv(rule: Rule, rows: int, rank: int, read: ReadSlice) -> Tensor:
-    """Read the query groups that a rank touches and cut out its rows.
-
-    With fewer groups than ranks, a rank's rows may start or end inside a group.
-    """
-    group_rows = sum(shape[0] for shape in rule.shapes) // rule.groups
-    start, stop = rank * rows, (rank + 1) * rows
-    first, last = start // group_rows, -(-stop // group_rows)
-    parts = []
-    for name, (count, *_) in rule.hf.items():
-        per_group = count // rule.groups
-        part = read(name, 0, first * per_group, last * per_group)
-        parts.append(part.reshape(last - first, per_group, *part.shape[1:]))
-    joined = torch.cat(parts, dim=1).flatten(0, 1)
-    offset = first * group_rows
-    return joined[start - offset : stop - offset]
+    dim = rule.parallel_dim or 0
+    pieces = [read(name, dim, start, stop) for name, start, stop in _spans(rule, shape[dim], rank)]
+    pieces = pieces or [read(next(iter(rule.hf)), dim, 0, 0)]  # all of it is padding
+    padding = shape[dim] - sum(piece.shape[dim] for piece in pieces)
+    if padding:
+        pieces.append(pieces[0].new_zeros((padding, *shape[1:])))
+    return _join(pieces, dim)
 
 
 def to_hf(rule: Rule, shards: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -219,46 +217,35 @@ def to_hf(rule: Rule, shards: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
 
     With one shard they are views of it if the layout allows that.
     """
-    match rule.layout:
-        case "concat":
-            dim = rule.parallel_dim or 0
-            by_piece = list(zip(*(shard.chunk(len(rule.hf) * rule.parts, dim) for shard in shards), strict=True))
-            for index, name in enumerate(rule.hf):
-                pieces = [_join(by_piece[index * rule.parts + part], dim) for part in range(rule.parts)]
-                yield name, _join(pieces, dim)
-        case "vocab":
-            [(name, (size, *_))] = rule.hf.items()
-            yield name, _join(shards, 0)[:size]
-        case "qkv":
-            joined = _join(shards, 0)
-            groups = joined.reshape(rule.groups, -1, *joined.shape[1:])
-            rows = [shape[0] // rule.groups for shape in rule.shapes]
-            for name, part in zip(rule.hf, torch.split(groups, rows, dim=1), strict=True):
-                yield name, part.flatten(0, 1)
+    dim = rule.parallel_dim or 0
+    pieces: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in rule.hf}
+    for rank, shard in enumerate(shards):
+        place = 0
+        for name, start, stop in _spans(rule, shard.shape[dim], rank):
+            pieces[name].append((start, shard.narrow(dim, place, stop - start)))
+            place += stop - start
+    for name, found in pieces.items():
+        yield name, _join([piece for _, piece in sorted(found, key=lambda one: one[0])], dim)
 
 
 def engine_shard(rule: Rule, parts: Sequence[Tensor], tp_rank: int, tp_size: int) -> Tensor:
     """What rank `tp_rank` of an SGLang engine stores of a rule's Hugging Face tensors."""
-    match rule.layout:
-        case "concat":
-            dim = rule.parallel_dim
-            if dim is None:
-                return _join(parts, 0)
-            pieces = [piece for part in parts for piece in part.chunk(rule.parts, dim)]
-            return _join([piece.chunk(tp_size, dim)[tp_rank] for piece in pieces], dim)
-        case "vocab":
-            size = rule.shapes[0][0]
-            padded = _round_up(size, _ENGINE_VOCAB_MULTIPLE)
-            if padded % tp_size:
-                padded = _round_up(size, _ENGINE_VOCAB_MULTIPLE * tp_size)
-            rows = torch.nn.functional.pad(parts[0], (0, 0, 0, padded - size))
-            return rows.chunk(tp_size)[tp_rank]
-        case "qkv":
-            query, key, value = parts
-            # With more ranks than key/value heads, several ranks keep the same head.
-            count = min(tp_size, rule.groups)
-            index = tp_rank * count // tp_size
-            return torch.cat([query.chunk(tp_size)[tp_rank], key.chunk(count)[index], value.chunk(count)[index]])
+    if rule.layout == "qkv":
+        query, key, value = parts
+        # With more ranks than key/value heads, several ranks keep the same head.
+        count = min(tp_size, rule.groups)
+        index = tp_rank * count // tp_size
+        return torch.cat([query.chunk(tp_size)[tp_rank], key.chunk(count)[index], value.chunk(count)[index]])
+    dim = rule.parallel_dim or 0
+    length = sum(shape[dim] for shape in rule.shapes)
+    if rule.layout == "vocab":
+        multiple = _ENGINE_VOCAB_MULTIPLE
+        length = _round_up(length, multiple if _round_up(length, multiple) % tp_size == 0 else multiple * tp_size)
+    shape = list(rule.shapes[0])
+    shape[dim] = length if rule.parallel_dim is None else length // tp_size
+    whole = dict(zip(rule.hf, parts, strict=True))
+    read: ReadSlice = lambda name, dim, start, stop: whole[name].narrow(dim, start, stop - start)  # noqa: E731
+    return read_shard(rule, tuple(shape), tp_rank, read)
 
 
 def _join(shards: Sequence[Tensor], dim: int) -> Tensor:
@@ -281,7 +268,7 @@ def named_hf_tensors(
     models: Sequence[nn.Module],
     architecture: Architecture,
     *,
-    values_of: ValuesOf | None = None,
+    values_of: ValuesOf = lambda _, parameter: parameter,
     bucket_bytes: int = 256 * 2**20,
 ) -> NamedTensors:
     """Every full, unsharded tensor under its Hugging Face name, on global rank 0.
@@ -299,19 +286,10 @@ def named_hf_tensors(
     """
     rules = {rule.megatron: rule for rule in architecture.rules}
     local = local_parameters(models, predicting=architecture.predicts)
-    return gather_tensors(_shards(local, rules, values_of), rules, bucket_bytes=bucket_bytes)
-
-
-def _shards(local: Mapping[str, Tensor], rules: Mapping[str, Rule], values_of: ValuesOf | None) -> Iterator[Shard]:
-    """The shards of local weights."""
-    for name, parameter in local.items():
-        if name == OUTPUT_LAYER and name not in rules:
-            continue  # a copy of the tied embedding
-        yield rule_of(name, rules), partial(values_of or _own_values, name, parameter.detach())
-
-
-def _own_values(_name: str, parameter: Tensor) -> Tensor:
-    return parameter
+    if OUTPUT_LAYER not in rules:
+        local.pop(OUTPUT_LAYER, None)  # a copy of the tied embedding
+    shards = [(rule_of(name, rules), partial(values_of, name, weight.detach())) for name, weight in local.items()]
+    return gather_tensors(shards, rules, bucket_bytes=bucket_bytes)
 
 
 def gather_tensors(
