@@ -1,8 +1,10 @@
-"""Names of tensors, and comparisons of them. Needs no torch."""
+"""Comparisons of architectures and of tensor names. Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+
+from slime.plugin.architecture import Architecture
 
 _LISTED = 8
 #: name of the embedding of the vocabulary in the rules
@@ -36,6 +38,22 @@ def wrong_names(
         f"{len(names)} {what}: {first_names(names)}"
         for what, names in (("missing", missing), ("unexpected", unexpected))
         if names
+    ]
+
+
+def differences(ours: Architecture, theirs: Architecture, *, output_layer: bool = True) -> list[str]:
+    """How two architectures differ, as "NAME OURS / THEIRS".
+
+    Args:
+        ours: One architecture.
+        theirs: The other.
+        output_layer: Whether the output layers must agree too.
+    """
+    return [
+        f"{name} {mine.get(name)!r} / {other.get(name)!r}"
+        for mine, other in ((ours.transformer, theirs.transformer), (ours.gpt, theirs.gpt))
+        for name in sorted({*mine, *other})
+        if mine.get(name) != other.get(name) and (output_layer or name != "share_embeddings_and_output_weights")
     ]
 
 

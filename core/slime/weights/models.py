@@ -15,6 +15,7 @@ from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.registry.resolve import Use
 from slime.weights.fp8 import block_of
 from slime.weights.hf_config import read_hf_config
+from slime.weights.mapping import differences
 from slime.weights.stated_model import predicting_layers
 
 if TYPE_CHECKING:
@@ -77,13 +78,7 @@ class Models:
             ConfigError: The architectures differ; the message lists every difference.
         """
         found = self.read(folder)
-        known = found if ours is None else ours
-        different = [
-            f"{name} {mine.get(name)!r} / {other.get(name)!r}"
-            for mine, other in ((known.transformer, found.transformer), (known.gpt, found.gpt))
-            for name in sorted({*mine, *other})
-            if mine.get(name) != other.get(name) and (output_layer or name != "share_embeddings_and_output_weights")
-        ]
+        different = [] if ours is None else differences(ours, found, output_layer=output_layer)
         if different:
             raise ConfigError(
                 f"{option} {folder} has another architecture than --hf-checkpoint: {', '.join(different)}."
