@@ -69,10 +69,11 @@ def test_each_rank_holds_its_share_of_each_part() -> None:
 
 def test_an_engine_rank_holds_its_rows_of_each_joined_tensor_or_its_columns() -> None:
     gate, up = torch.arange(8).view(4, 2), torch.arange(100, 108).view(4, 2)
-    joined = engine_shard(LAYOUTS["rows"][0], [gate, up], 1, 2)
+    joined = engine_shard(Rule("w", {"gate": (4, 2), "up": (4, 2)}, "w", parallel_dim=0), [gate, up], 1, 2)
     assert joined[:, 0].tolist() == [4, 6, 104, 106]
-    assert engine_shard(LAYOUTS["columns"][0], [gate], 1, 2).tolist() == [[1], [3], [5], [7]]
-    assert torch.equal(engine_shard(LAYOUTS["whole"][0], [gate], 1, 2), gate)
+    columns, whole = (Rule("w", {"a": (4, 2)}, "w", parallel_dim=dim) for dim in (1, None))
+    assert engine_shard(columns, [gate], 1, 2).tolist() == [[1], [3], [5], [7]]
+    assert torch.equal(engine_shard(whole, [gate], 1, 2), gate)
 
 
 def test_a_bucket_may_be_exactly_full_and_holds_one_type() -> None:

@@ -175,7 +175,7 @@ def check_shard(rule: Rule, shard: Shape, ranks: int) -> None:
 def _spans(rule: Rule, length: int, rank: int) -> Iterator[tuple[str, int, int]]:
     """What a shard consists of, in order: slices of Hugging Face tensors along the divided dimension.
 
-    With fewer query groups than ranks, a rank's rows may start or end inside a group. A vocabulary is like one group.
+    With fewer query groups than ranks, a rank's rows may start or end inside a group. A vocabulary is one group.
 
     Args:
         rule: The rule.
