@@ -98,11 +98,11 @@ SHOPS: dict[str, frozenset[str]] = {
             "run.checkpoint.read",
             "run.entry",
             "train.checkpoint_reader",
-            "weights",
             "weights.hf_config",
             "weights.hf_load",
             "weights.hf_save",
             "weights.mapping",
+            "weights.models",
             "weights.shards",
             "weights.stored",
         }
