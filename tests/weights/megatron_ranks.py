@@ -17,8 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import slime.train  # noqa: F401 - prepares imports of megatron.core
-
 # isort: split
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
