@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-# isort: split
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
