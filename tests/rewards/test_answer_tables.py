@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +65,20 @@ def test_mathematics_in_a_whole_response() -> None:
     got = [ask(reward, [make_sample("q", text, label=label)])[0].value for label, text, _ in math_answers.WHOLE]
     pairs = zip(math_answers.WHOLE, got, strict=True)
     assert [(row, value) for row, value in pairs if value != row[2]] == []
+
+
+def test_mathematics_as_a_person_reads_it() -> None:
+    lines = (Path(__file__).parent / "tables" / "math_pairs.tsv").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    reward = build("math", boxed=True)
+    wrong = []
+    for verdict, label, box in rows:
+        [got] = ask(reward, [make_sample("q", rf"\boxed{{{box}}}", label=label)])
+        if got.value != float(verdict == "right"):
+            wrong.append((verdict, label, box))
+    assert wrong == []
+    assert len(rows) >= 400
+    assert min(sum(row[0] == verdict for row in rows) for verdict in ("right", "wrong")) >= 150
 
 
 @pytest.mark.slow

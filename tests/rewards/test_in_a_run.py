@@ -186,14 +186,12 @@ def test_samples_without_label_or_tests_fail_and_the_others_are_scored(tmp_path:
     assert result.metrics["rollout/reward/timeout"] == 0.5
 
 
-def test_an_endless_computation_fails_only_its_samples(tmp_path: Path) -> None:
+def test_an_endless_computation_is_wrong_at_once(tmp_path: Path) -> None:
     rows = [{"prompt": "$100000000000!$", "label": "3"}, {"prompt": "it is $1+2$", "label": "3"}]
-    result = rollout(tmp_path, rows, RewardOptions(reward="math"), {"timeout_s": 4.0})
+    result = rollout(tmp_path, rows, RewardOptions(reward="math"))
     assert [sample.reward_value for sample in of(result, "it is $1+2$")] == [1.0, 1.0]
-    for sample in of(result, "$100000000000!$"):
-        assert sample.status is Status.FAILED and "no score after 4 s (timeout_s)" in (sample.failure or "")
-    assert result.metrics["plugin/reward/rewards/math/timeouts"] == 2
-    assert result.metrics["plugin/reward/rewards/math/restarts"] >= 1
+    assert [sample.reward_value for sample in of(result, "$100000000000!$")] == [0.0, 0.0]
+    assert result.metrics.get("plugin/reward/rewards/math/timeouts", 0) == 0
 
 
 @pytest.mark.row("G6")

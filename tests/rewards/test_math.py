@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.support.rewards import score
+
+from slime_rewards.mathematics import equal, read
 
 EQUAL = [
     ("1/2", "0.5"),
@@ -69,5 +75,46 @@ def test_only_the_end_of_a_long_text_is_read() -> None:
 
 
 def test_a_label_without_expression_is_refused() -> None:
-    with pytest.raises(ValueError, match="sample 7 has the label '', expected an expression"):
+    with pytest.raises(ValueError, match="sample 7 has the label '', expected an answer"):
         score("math", "5", "")
+
+
+@pytest.mark.parametrize(
+    "huge",
+    [
+        "10^{10^{10}}",
+        "9^{9^{9^{9}}}",
+        "100000000!",
+        "((1000!)!)!",
+        r"\binom{10^{12}}{10^{6}}",
+        "e^{e^{e^{20}}}",
+        "2e999999999",
+        r"\sum_{k=1}^{10^{9}} k^k",
+        "{" * 500 + "5" + "}" * 500,
+        "1+" * 700 + "1",
+    ],
+)
+def test_what_is_too_large_to_compute_is_wrong_at_once(huge: str) -> None:
+    started = time.process_time()
+    assert score("math", rf"\boxed{{{huge}}}", "5").value == 0.0
+    assert score("math", rf"\boxed{{{huge}}}", huge).value == 1.0
+    assert time.process_time() - started < 5
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *"0123456789xyABe+-*/=<>()[]{}^_!|,;:.%$'& \n",
+                *(rf"\{name}" for name in ("frac", "sqrt", "text", "binom", "pi", "pm", "sum", "in", "mathrm{i}")),
+                *("mod", "half", "½", "\\", "10^", r"\boxed{", r"\begin{pmatrix}", r"\end{pmatrix}"),
+            ]
+        ),
+        max_size=14,
+    ).map("".join)
+)
+def test_any_text_is_read_and_equals_itself(text: str) -> None:
+    answer = read(text)
+    assert answer is None or equal(answer, read(text) or answer, 6)
+    assert score("math", text, "7").value in (0.0, 1.0)

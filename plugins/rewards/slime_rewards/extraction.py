@@ -84,8 +84,8 @@ def last_boxed(text: str) -> str | None:
     """
     text = text[-_SEARCHED:]
     for box in reversed(list(_BOX.finditer(text))[-_BOXES:]):
-        rest = text[box.end() :].lstrip(" ")
-        content = _braced(rest) if rest.startswith("{") else _word(rest)
+        rest = text[box.end() :].lstrip()
+        content = _braced(rest) if rest.startswith("{") else _word(text[box.end() :].lstrip(" "))
         if content is not None:
             return content
     return None

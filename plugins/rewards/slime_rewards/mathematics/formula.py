@@ -1,0 +1,462 @@
+r"""Reads a formula: from its tokens to a value of sympy.
+
+`latex2sympy2_extended` reads the grammar. It reads letters freely, though: `ABC` is a*b*c, primes and the base of
+`1011_2` are dropped, `0.1` is a float. So it only sees the structure: every number and every name is replaced by a
+symbol of its own before, and put back afterwards (see `tree`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import latex2sympy
+
+from slime_rewards.mathematics.spelling import brackets_inwards
+from slime_rewards.mathematics.tokens import Token, TokenStream, tokens_of
+from slime_rewards.mathematics.tree import Tree
+from slime_rewards.mathematics.units import OPERATIONS, UNIT_LETTERS, unit_of
+from slime_rewards.mathematics.values import Formula, NotReadError
+
+logging.getLogger("latex2sympy2_extended").setLevel(logging.ERROR)
+
+#: letters beside each other that may be a product, as xyz; more are a word
+_LONGEST_PRODUCT = 4
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\S+", words))
+
+
+_FUNCTIONS = _set("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp min max gcd lcm sqrt")
+#: written without a backslash
+_NAMED = {"pi": r"\pi", "infinity": r"\infty", "inf": r"\infty", "oo": r"\infty", "infty": r"\infty"}
+_GREEK = _set(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon"
+    " phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega ell"
+)
+#: commands whose argument makes one name of it
+_DECORATIONS = _set(
+    "overline bar vec hat tilde overrightarrow overleftarrow widehat widetilde dot ddot mathcal mathfrak underline"
+)
+#: commands before the name of a figure
+_FIGURES = _set("angle triangle measuredangle odot parallelogram square")
+#: commands that the library reads
+_PASSED = _FUNCTIONS | _set(
+    "frac sqrt times cdot pm mp cup cap setminus in notin subset leq geq neq infty emptyset binom begin end to lfloor"
+    " rfloor lceil rceil sum prod int lim { } \\"
+)
+_SEPARATORS = frozenset(("and", "or", ",", "& ", "及", "和", "或"))
+_MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_DIGITS = re.compile(r"[0-9A-Za-z]+")
+
+
+class FormulaReader(TokenStream):
+    """Writes the text for the library, with a symbol for each number and name."""
+
+    def __init__(self, text: str) -> None:
+        text = brackets_inwards(text)
+        super().__init__(tokens_of(text))
+        self._values: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
+        self._out: list[str] = []
+        self._rounded = self._percent = False
+        self._unit: str | None = None
+        # whether i is an index of a sum, and degrees are the argument of a function
+        self._has_index = re.search(r"\\(?:sum|prod|lim)(?![A-Za-z])", text) is not None
+        self._has_angle = re.search(r"(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])", text) is not None
+
+    def formula(self) -> Formula:
+        """The formula that the text is. Raises `NotReadError`."""
+        while self._at < len(self._tokens):
+            self._step()
+        written = " ".join(self._out).strip()
+        if not written:
+            raise NotReadError
+        if (value := self._simple()) is not None:
+            return Formula(value, self._percent, self._rounded, self._unit)
+        try:
+            tree = latex2sympy(written, is_real=True, convert_degrees=False, normalization_config=None)
+        except Exception as error:
+            raise NotReadError from error
+        try:
+            value = Tree(self._values).filled(tree)
+        except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError) as error:
+            raise NotReadError from error  # 1/0, a matrix plus a number
+        return Formula(value, self._percent, self._rounded, self._unit)
+
+    def _simple(self) -> Any | None:
+        """The value of a number or a fraction, most answers, for which the library is not needed; None for others."""
+        out = [one for one in self._out if one]
+        negative = out[:1] == ["-"]
+        match out[negative:]:
+            case [name]:
+                value = self._values.get(name)
+            case [above, "/", below] | [r"\frac", "{", above, "}", "{", below, "}"]:
+                top, bottom = self._values.get(above), self._values.get(below)
+                if not (isinstance(top, sympy.Rational) and isinstance(bottom, sympy.Rational)) or bottom == 0:
+                    return None
+                value = top / bottom
+            case _:
+                return None
+        return -value if value is not None and negative else value
+
+    # --- tokens to the text for the library ---------------------------------------------------------
+
+    def _step(self) -> None:
+        token = self._tokens[self._at]
+        self._at += 1
+        match token.kind:
+            case "space":
+                pass
+            case "number":
+                self._number(token)
+            case "text":
+                self._word(token.text.strip(), quoted=True)
+            case "letters":
+                self._letters(token.text)
+            case "command":
+                self._command(token.text[1:])
+            case _:
+                self._character(token.text)
+
+    def _put(self, value: Any) -> None:
+        """Write a symbol that stands for a value."""
+        name = f"x_{{{len(self._values) + 100}}}"
+        self._values[name] = value
+        self._out.append(name)
+
+    def _name(self, name: str) -> None:
+        """Write the symbol of a name: the same one each time."""
+        if name not in self._names:
+            self._names[name] = f"x_{{{len(self._values) + 100}}}"
+            self._values[self._names[name]] = sympy.Symbol(name, real=True)
+        self._out.append(self._names[name])
+
+    def _number(self, token: Token) -> None:
+        value = token.number
+        after = self._next(skip_space=False)
+        if after is not None and after.text == "_":  # 1011_2
+            self._at += 1
+            self._put(in_base(token.text, self._subscript()))
+            return
+        self._rounded |= token.rounded
+        if not token.rounded and (part := self._fraction_part()) is not None:
+            self._put(value + part)
+        else:
+            follows = self._next()
+            if follows is not None and follows.kind == "number":
+                raise NotReadError  # two numbers beside each other
+            self._put(value)
+
+    def _letters(self, letters: str) -> None:
+        if letters in _FUNCTIONS:
+            self._command(letters)
+        elif letters in _NAMED:
+            self._constant(_NAMED[letters])
+        elif len(letters) == 1:
+            self._letter(letters)
+        elif letters.casefold() in _SEPARATORS:
+            self._separator()
+        elif self._ends_in_value() and self._tail(self._at - 1):
+            pass
+        elif re.fullmatch(r"[A-Z]+", letters):  # points: AB is one name
+            self._name(letters + self._suffix())
+        elif letters.islower() and len(letters) <= _LONGEST_PRODUCT and not self._beside_letters():
+            for letter in letters[:-1]:
+                self._letter(letter, alone=False)
+            self._letter(letters[-1])
+        else:
+            raise NotReadError
+
+    def _beside_letters(self) -> bool:
+        """Whether the run of letters that was just taken is one of several words."""
+        here, kinds = self._at - 1, [token.kind for token in self._tokens]
+        return any(
+            kinds[first : first + 2] in (["letters", "space"], ["space", "letters"]) and first >= 0
+            for first in (here - 2, here + 1)
+        )
+
+    def _letter(self, letter: str, *, alone: bool = True) -> None:
+        spaced = self._at >= 2 and self._tokens[self._at - 2].kind == "space"
+        if alone and spaced and letter in UNIT_LETTERS and self._ends_in_value() and self._tail(self._at - 1):
+            return
+        name = letter + (self._suffix() if alone else "")
+        if name == "e":
+            self._constant("e")
+        elif name == "i" and not self._has_index:
+            self._constant("i")
+        else:
+            self._name(name)
+
+    def _separator(self) -> None:
+        """A comma, unless there is one: 1, 2, and 3."""
+        if next((one for one in reversed(self._out) if one.strip()), ",") != ",":
+            self._out.append(",")
+
+    def _constant(self, what: str) -> None:
+        if what == r"\infty":
+            self._out.append(what)
+        else:
+            self._put({"e": sympy.E, "i": sympy.I, r"\pi": sympy.pi}[what])
+
+    def _word(self, word: str, *, quoted: bool) -> None:
+        """A text in a formula: a separator, a magnitude, a unit, or one upright letter."""
+        lower = word.casefold().strip(" .,")
+        if not word.strip(" .,") or lower in _SEPARATORS:
+            self._separator() if word.strip(" .") else None
+        elif re.fullmatch(r"[A-Za-z]", word) and word not in UNIT_LETTERS:  # \mathrm{i}, \mathrm{e}
+            self._letter(word)
+        elif self._ends_in_value() and self._tail(self._at - 1):
+            pass
+        elif len(word) == 1 and word.isalpha():
+            self._letter(word)
+        elif lower in _NAMED or lower in _FUNCTIONS or (quoted and re.fullmatch(r"[A-Z]{2,}", word)):
+            self._letters(lower if lower in _NAMED or lower in _FUNCTIONS else word)
+        elif (inside := tokens_of(word)) and all(one.kind in ("number", "space", "character") for one in inside):
+            self._tokens[self._at - 1 : self._at] = inside  # \text{5}, \mathbf{(1,2)}
+            self._at -= 1
+        else:
+            raise NotReadError
+
+    def _ends_in_value(self) -> bool:
+        """Whether what was written so far ends in a value, which a unit may follow."""
+        last = next((one for one in reversed(self._out) if one.strip()), "")
+        return last.startswith(("x_{", "}", ")")) or last in ("%", "!", r"\degree")
+
+    def _tail(self, start: int) -> bool:
+        """Whether the tokens from `start` on, up to a separator or the end, are a unit, which is then consumed.
+
+        Words for operations are carried out instead: `3 squared`, `5 factorial`, `2 million`.
+        """
+        words: list[str] = []
+        at = start
+        while at < len(self._tokens):
+            token = self._tokens[at]
+            if token.kind in ("letters", "text"):
+                words += token.text.split()
+            elif token.kind == "space" or token.text in (".", r"\cdot"):
+                pass
+            elif token.text in ("/", "^", "-", "{", "}", "%") or (
+                token.kind == "number" and words and words[-1] in ("^", "{", "-")
+            ):
+                words.append(token.text)
+            else:
+                break
+            at += 1
+        rest = self._tokens[at:]
+        if rest and rest[0].text not in (",", ";", ")"):
+            return False
+        words = [one for one in words if one]
+        if not words or (first := words[0].casefold().strip(".,")) in ("and", "or"):
+            return False
+        if (magnitude := _MAGNITUDES.get(first)) is not None:
+            self._out.append(r"\times")
+            self._put(sympy.Integer(magnitude))
+            self._consume_word(start)
+            return True
+        if first in OPERATIONS:
+            if (meaning := OPERATIONS[first]) is None:
+                raise NotReadError
+            self._out.append(meaning)
+            self._consume_word(start)
+            return True
+        if first in ("percent", "percentage", "pct") or (first == "per" and words[1:2] == ["cent"]):
+            self._percent = True
+        elif any(one.casefold() in OPERATIONS for one in words):
+            raise NotReadError
+        self._unit = unit_of(words)
+        self._at = at
+        return True
+
+    def _consume_word(self, start: int) -> None:
+        """Consume the first word from `start` on, and leave the rest."""
+        token = self._tokens[start]
+        _, _, rest = token.text.strip().partition(" ")
+        self._at = start + 1
+        if rest:
+            self._tokens.insert(self._at, replace(token, text=rest))
+
+    def _command(self, name: str) -> None:
+        if name in ("frac", "binom", "sqrt"):
+            self._out.append(rf"\{name}")
+            self._arguments(2 if name != "sqrt" else 1)
+        elif name == "lg":
+            self._out.append(r"\log_{10}")
+        elif name == "pi":
+            self._constant(r"\pi")
+        elif name == "infty":
+            self._constant(r"\infty")
+        elif name == "degree":
+            if self._has_angle:
+                self._out.append(r"\cdot")
+                self._put(sympy.pi / 180)
+            self._skip_scale()
+        elif name in _GREEK:
+            self._name(f"\\{name}{self._suffix()}")
+        elif name in _DECORATIONS:
+            self._name(f"\\{name}{{{self._subscript()}}}{self._suffix()}")
+        elif name in _FIGURES:
+            letters = self._subscript()
+            self._name(f"\\{name} {min(letters, letters[::-1]) if name == 'angle' else letters}")
+        elif name == "mathbb":
+            letters = self._subscript()
+            self._out.append(rf"\mathbb{{{letters}}}")
+        elif name in ("pmod", "bmod", "mod", "equiv"):
+            raise NotReadError
+        elif name in ("begin", "end"):
+            kind = self._subscript()
+            if kind not in ("pmatrix", "bmatrix", "matrix", "vmatrix", "Bmatrix"):
+                raise NotReadError
+            self._out.append(rf"\{name}{{{'pmatrix' if kind != 'vmatrix' else kind}}}")
+        elif name in ("quad", "qquad"):
+            pass
+        elif name in ("sin", "cos", "tan") and self._is_inverse():
+            self._out.append(rf"\arc{name}")
+        elif name in _PASSED:
+            self._out.append(f"\\{name}")
+        else:
+            raise NotReadError
+
+    def _is_inverse(self) -> bool:
+        r"""Whether `^{-1}` follows, as in `\sin^{-1} x`; it is consumed."""
+        start = self._at
+        words = "".join(token.text for _ in range(5) if (token := self._take()) is not None)
+        self._at = start
+        for written, count in (("^{-1}", 5), ("^-1", 3)):
+            if words.startswith(written):
+                for _ in range(count):
+                    self._take()
+                return True
+        return False
+
+    def _skip_scale(self) -> None:
+        """The C or F after a degree sign."""
+        after = self._next()
+        if after is not None and after.kind in ("letters", "text") and after.text.strip() in ("C", "F"):
+            self._take()
+
+    def _arguments(self, count: int) -> None:
+        r"""The arguments of a command, each in braces: those of `\frac12` and `\frac\pi2` too."""
+        if count == 1 and (root := self._next()) is not None and root.text == "[":
+            self._take()
+            self._out.append("[")
+            while (after := self._next()) is not None and after.text != "]":
+                self._step()
+            self._take()
+            self._out.append("]")
+        for left in range(count, 0, -1):
+            token = self._next()
+            if token is None:
+                raise NotReadError
+            if token.text == "(" and count == 1:  # sqrt(2)
+                self._group("(", ")")
+            elif token.text == "{":
+                self._group("{", "}")
+            elif (
+                token.kind == "number" and count == 2 and left == 2 and len(token.text) == 2 and token.text.isdecimal()
+            ):
+                self._take()
+                for digit in token.text:
+                    self._out.append("{")
+                    self._put(sympy.Integer(digit))
+                    self._out.append("}")
+                return
+            else:
+                self._out.append("{")
+                self._single()
+                self._out.append("}")
+
+    def _group(self, opening: str, closing: str) -> None:
+        """What stands in brackets, in braces."""
+        self._take()
+        self._out.append("{")
+        depth = 1
+        while True:
+            token = self._next()
+            if token is None:
+                raise NotReadError
+            depth += (token.text == opening) - (token.text == closing)
+            if not depth:
+                break
+            self._step() if token.text not in (opening, closing) else self._character(self._take().text)  # type: ignore[union-attr]
+        self._take()
+        self._out.append("}")
+
+    def _single(self) -> None:
+        """One token as an argument."""
+        token = self._take()
+        if token is None:
+            raise NotReadError
+        if token.kind == "number":
+            self._put(token.number)
+        elif token.kind == "letters":
+            self._out.append("")
+            for letter in token.text:
+                self._letter(letter, alone=False)
+        else:
+            self._at -= 1
+            self._step()
+
+    def _character(self, character: str) -> None:
+        match character:
+            case "^":
+                self._out.append("^")
+                token = self._next()
+                if token is not None and token.text == "{":
+                    self._group("{", "}")
+                elif token is not None and token.text == "(":
+                    self._group("(", ")")
+                else:
+                    self._out.append("{")
+                    if token is not None and token.text in "+-":
+                        self._out.append(str(self._take().text))  # type: ignore[union-attr]
+                    self._single()
+                    self._out.append("}")
+            case "%":
+                if self._next() is None or (self._ends_in_value() and self._tail(self._at)):
+                    self._percent = True
+                else:
+                    self._out.append(r"\times")
+                    self._put(sympy.Rational(1, 100))
+            case "_":
+                self._out.append("_")
+                token = self._next()
+                if token is not None and token.text == "{":
+                    self._group("{", "}")
+                else:
+                    self._out.append("{")
+                    self._single()
+                    self._out.append("}")
+            case "*":
+                self._out.append(r"\times")
+                if (after := self._next()) is not None and after.text == "*":  # x**2
+                    self._take()
+                    self._out[-1] = ""
+                    self._character("^")
+            case ";" | ",":
+                self._separator()
+            case ":":
+                self._ratio()
+            case _ if character in "+-/=<>()[]{}!|&":
+                self._out.append(character)
+            case _:
+                raise NotReadError
+
+    def _ratio(self) -> None:
+        """A ratio or a time, `3:5`: compared part by part."""
+        raise NotReadError
+
+
+def in_base(digits: str, base: str) -> sympy.Integer:
+    """The value of digits in a base. Raises `NotReadError` unless they are digits of it."""
+    base = re.sub(r"\\text|[^\w]", "", base)
+    if not base.isdecimal() or not 2 <= int(base) <= 36 or _DIGITS.fullmatch(digits) is None:
+        raise NotReadError
+    try:
+        return sympy.Integer(int(digits, int(base)))
+    except ValueError as error:
+        raise NotReadError from error

@@ -1,0 +1,123 @@
+"""The spellings of LaTeX, Unicode and plain text, brought to one."""
+
+from __future__ import annotations
+
+import re
+
+#: symbols of Unicode, and how LaTeX writes them
+_SYMBOLS = str.maketrans(
+    {
+        **dict.fromkeys("\u2212\u2013\ufe63\uff0d", "-"),
+        **dict.fromkeys("\u00d7\u22c5\u00b7\u2217", r"\times "),
+        **dict.fromkeys("€£¥₹…", " "),
+        **dict.fromkeys("°º", r"\degree "),
+        **dict.fromkeys("\u2032\u2019", "'"),
+        **dict.fromkeys("≤⩽", r"\leq "),
+        **dict.fromkeys("≥⩾", r"\geq "),
+        "≠": r"\neq ",
+        "\u00f7": "/",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "\u222a": r"\cup ",
+        "\u2229": r"\cap ",
+        "∈": r"\in ",
+        "±": r"\pm ",
+        "∅": r"\emptyset ",
+        "≈": "=",
+        "⟨": "(",
+        "⟩": ")",
+        "\uff05": "%",
+    }
+)
+#: spellings of the same thing, applied in this order
+_SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), plain)
+    for pattern, plain in (
+        (r"(?<!\\)\$|\\\$|\\[()\[\]]", " "),
+        (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it)(?![A-Za-z])", " "),
+        (r"\\[bB]ig{1,2}[lrm]?(?![A-Za-z])|\\(?:left|right|middle)(?![A-Za-z])\s*\.?(?=\s*(?:[^A-Za-z]|$))", ""),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
+        (r"\\(?:leqslant|leq|le)(?![A-Za-z])", r"\\leq "),
+        (r"\\(?:geqslant|geq|ge)(?![A-Za-z])", r"\\geq "),
+        (r"\\(?:neq|ne)(?![A-Za-z])", r"\\neq "),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\lbrack(?![A-Za-z])", "["),
+        (r"\\rbrack(?![A-Za-z])", "]"),
+        (r"\\[lr]?vert(?![A-Za-z])|\\\|", "|"),
+        (r"\\div(?![A-Za-z])", "/"),
+        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
+        (r"\\degree(?![A-Za-z])|\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", r"\\degree "),
+        (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
+        (r"\^\s*\{\s*\\prime\s*\\prime\s*\}", "''"),
+        (r"\\%", "%"),
+        (r"\\(?:ldots|dots|cdots)(?![A-Za-z])", " "),
+        (r"(?<=\d)\s*\\overline\s*\{(\d+)\}", r"\\overline{\1}"),
+        (r"\\approx(?![A-Za-z])|\\doteq(?![A-Za-z])", "="),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
+        (r"(?<=\.)(\d*)\\dot\s*\{?(\d)\}?", r"\1\\overline{\2}"),
+        # 3 x 10^5
+        (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
+        # 7^{\text{th}}, 2 (two), and the letter of a choice, \textbf{(D) }5
+        (r"(?<=\d)\s*\^\s*\{?\s*\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
+        (r"(?<=\d)\s*\((?:\\text\s*\{)?[a-z]{3,}(?:[ -][a-z]+)*\}?\)\s*$", ""),
+        (r"^\s*(?:\\(?:text|textbf|mathbf|mathrm)\s*\{\s*\([A-J]\)\s*\}|\([A-J]\))\s*(?:\\[ ,;:]\s*)?(?=[\d\\(-])", ""),
+        (r"\s+", " "),
+    )
+)
+_FRACTIONS = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅛": "1/8"} | {
+    "⅖": "2/5", "⅗": "3/5", "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
+}  # fmt: skip
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+#: commands that set words in a style
+STYLES = (
+    "text|textbf|textit|textrm|texttt|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|mbox|operatorname|boldsymbol|bm"
+)
+
+
+def plain_spelling(text: str) -> str:
+    """The text in the one spelling that the rest of this package reads."""
+    text = text.translate(_SYMBOLS)
+    for letter, written in _FRACTIONS.items():
+        if letter in text:
+            text = text.replace(letter, rf"\frac{{{written[0]}}}{{{written[2]}}}")
+    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda found: f"^{{{found[0].translate(_RAISED)}}}", text)
+    text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_LOWERED)}}}", text)
+    for pattern, plain in _SPELLINGS:
+        text = pattern.sub(plain, text)
+    text = text.strip().removeprefix("=").lstrip()
+    while text.endswith((".", ",", ";", ":")) or text.endswith("\\"):
+        text = text[:-1].rstrip()
+    return text
+
+
+def as_words(text: str) -> str:
+    """A text as it is compared with another: without styles, punctuation, spaces and letter case of words."""
+    count = 1
+    while count:
+        text, count = re.subn(rf"\\(?:{STYLES})\s*\{{([^{{}}]*)\}}", r"\1", text)
+    text = re.sub(r"\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " ", text)
+    plain = " ".join(text.split()).strip(" .\"'`")
+    return plain.casefold() if "\\" not in plain and re.search(r"[A-Za-z]{2}", plain) else plain.replace(" ", "")
+
+
+_OUTWARD = re.compile(r"\]([^\[\]]+)[,;]([^\[\]]+)([\[\]])|\[([^\[\]]+)[,;]([^\[\]]+)\[")
+
+
+def brackets_inwards(text: str) -> str:
+    """]0, 1[ as (0, 1)."""
+
+    def inwards(found: re.Match[str]) -> str:
+        if found[1] is not None:
+            return f"({found[1]},{found[2]}{')' if found[3] == '[' else ']'}"
+        return f"[{found[4]},{found[5]})"
+
+    return _OUTWARD.sub(inwards, text)
