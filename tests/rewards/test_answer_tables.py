@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.rewards.tables import choices, math_answers, words
 from tests.support.rewards import ask, build
 
 from slime.testing import make_sample
+from slime_rewards.extraction import without_thinking
 
 #: every combination of the options that say where the answer is
 PLACES = [
@@ -119,6 +121,29 @@ def test_choices_in_every_place(bare: bool) -> None:
 
     assert mismatches("multiple_choice", boxed, lambda row: row[2], bare=bare) == []
     assert mismatches("multiple_choice", whole, lambda row: row[2 if bare else 3], bare=bare) == []
+
+
+#: (response, what it says behind its thinking)
+SAID: list[tuple[str, str]] = [
+    ("B", "B"),
+    ("<think>A</think>B", "B"),
+    ("A</think>\nB", "B"),
+    ("<think>A</think><think>C</think>B", "B"),
+    ("<think>B", ""),
+    ("<think>A</think>B<think>C", ""),
+    ("<think>B</think>", ""),
+]
+
+
+@pytest.mark.parametrize(("response", "answer"), SAID)
+def test_rewards_read_what_stands_behind_the_thinking(response: str, answer: str) -> None:
+    right = float(answer.strip() == "B")
+    assert ask(build("exact_match"), [make_sample("q", response, label="B")])[0].value == right
+    assert ask(build("multiple_choice"), [make_sample("q", response, label="B")])[0].value == right
+    assert ask(build("f1"), [make_sample("q", response, label="B")])[0].value == right
+    boxed = re.sub(r"([ABC])", r"\\boxed{\1}", response)
+    assert ask(build("math"), [make_sample("q", boxed, label="B")])[0].value == right
+    assert without_thinking(response).strip() == answer
 
 
 @pytest.mark.parametrize(("measure", "column"), [("f1", 2), ("exact", 3), ("contains", 4)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from tests.support.rewards import build, score
 
 from slime.errors import ConfigError
+from slime_rewards.code import _holds
 from slime_rewards.code_asserts import Setup, steps_of
 from slime_sandbox import Isolation, Machine
 
@@ -53,6 +55,66 @@ def test_output_is_compared_without_trailing_white_space() -> None:
 
 def test_output_before_an_error_does_not_count() -> None:
     assert passed("print(3); raise SystemExit(1)", DIALOGUES) == 0.0
+
+
+def test_a_dataclass_and_annotations_work_as_in_a_module() -> None:
+    code = "from dataclasses import dataclass\n@dataclass\nclass P:\n  x: int\ndef f(x): return P(x).x + 1\n"
+    assert passed(code, ["assert f(1) == 2"]) == 1.0
+    assert passed("class A:\n  n: int = 3\ndef f(): return A.__annotations__['n'] is int", ["assert f()"]) == 1.0
+    assert passed("import pickle\nclass A: pass\ndef f(): return len(pickle.dumps(A())) > 0", ["assert f()"]) == 1.0
+
+
+def test_arrays_are_returned_as_their_numbers() -> None:
+    code = "class Array:\n  def tolist(self): return [1, 2]\ndef add(a, b): return Array()"
+    assert passed(code, {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[1, 2]]}) == 1.0
+    assert passed(code, {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[2, 1]]}) == 0.0
+
+
+def test_functional_tests_of_livecodebench_and_wrapped_outputs_of_apps() -> None:
+    tests = [{"input": "1\n2", "output": "3", "testtype": "functional"}]
+    for more in ({"func_name": "add"}, {"metadata": '{"func_name": "add"}'}):
+        metadata = {"tests": tests, **more}
+        assert score("code", ADD, metadata=metadata, **QUICK).value == 1.0
+        assert score("code", ADD.replace("+", "-"), metadata=metadata, **QUICK).value == 0.0
+    with pytest.raises(ValueError, match="does not name the function"):
+        score("code", ADD, metadata={"tests": tests})
+    wrapped = {"fn_name": "add", "inputs": [[1, 2], [2, 2]], "outputs": [[3], [4]]}
+    assert passed(ADD, wrapped) == 1.0
+    assert passed("def add(a, b): return [a + b]", wrapped) == 1.0
+    assert passed(ADD, {**wrapped, "outputs": [[3], 4]}) == 0.5
+
+
+def test_expected_values_with_a_name_are_not_shown_to_the_code() -> None:
+    test = "want = [3]\nassert add([1], [2]) == want"
+    steps = steps_of(test)
+    assert not any(isinstance(step, Setup) for step in steps)
+    cheat = "import sys\ndef add(a, b):\n  return sys._getframe(1).f_globals.get('want')"
+    assert passed(cheat, [test]) == 0.0
+    assert passed("def add(a, b): return [a[0] + b[0]]", [test]) == 1.0
+    assert [step.code for step in steps_of("n = 2\nassert add(n, 1) == 3") if isinstance(step, Setup)] == ["n = 2"]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ["fraction", ["1e999999999"]],
+        ["fraction", ["1e999999999", 1]],
+        ["fraction", [1, 0]],
+        ["complex", ["1", "2"]],
+        ["value", {"a": 1}],
+        ["value", [1, 2]],
+        ["set", [["list", []]]],
+        ["bytes", 5],
+        "value",
+        None,
+        7,
+    ],
+)
+def test_what_a_program_writes_is_parsed_as_hostile(written: Any) -> None:
+    started = time.process_time()
+    [step] = steps_of("assert f() == 1")
+    assert not _holds(step, {"value": written})
+    assert time.process_time() - started < 1
 
 
 #: code that must get 0, and the limit that it exceeds

@@ -101,6 +101,25 @@ def test_a_refusal_is_final() -> None:
     assert len(service.requests) == 1
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_named_and_not_followed(status: int) -> None:
+    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        return web.Response(status=status, headers={"Location": "/elsewhere"})
+
+    with serving(answer) as service, pytest.raises(RuntimeError, match=f"answered {status}, a redirect"):
+        ask(build("remote", url=service.url, **FAST), samples("abc"))
+    assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("protocol", ["batch", "single"])
+def test_an_error_beside_rewards_is_an_error(protocol: str) -> None:
+    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+        return {"error": "no model", "rewards": [0.0], "reward": 0.0}
+
+    with serving(answer) as service, pytest.raises(RuntimeError, match="answered with an error: 'no model'"):
+        ask(build("remote", url=service.url, protocol=protocol, **FAST), samples("abc"))
+
+
 def test_a_request_without_an_answer_in_time_is_retried() -> None:
     async def answer(number: int, content: Any) -> Any:
         if number == 1:

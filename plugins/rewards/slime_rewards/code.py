@@ -16,7 +16,7 @@ from slime.errors import SandboxError
 from slime.plugin import Context, Reward, Sample
 from slime_rewards.code_asserts import Setup, Step
 from slime_rewards.code_tests import Asserts, IOTests, Tests, tests_of
-from slime_rewards.extraction import last_fenced
+from slime_rewards.extraction import last_fenced, without_thinking
 from slime_rewards.options import CodeOptions
 from slime_sandbox import Isolation, Limits, Outcome, python_argv, require_isolation, run_program_sync
 
@@ -26,7 +26,7 @@ _HARNESS = Path(__file__).with_name("code_harness.py")
 class Code:
     """1.0 for code that passes all tests of its sample, else 0.0; or the share of tests it passes (`score="share"`).
 
-    The code is the last fenced block of the response, or the whole response if it has none. It is Python and runs in
+    The code is the last fenced block behind the thinking, or all that is there. It is Python and runs in
     `slime.kit.sandbox`: a separate process without network, with limited time, memory, files, processes and output.
     The tests are in `metadata[metadata_key]`, or else in the label:
 
@@ -35,7 +35,11 @@ class Code:
         [{"input", "output"}, ...]          standard input and output, compared line by line without trailing white
         {"inputs", "outputs"}               space; the program runs once per test and must end with status 0
         {"inputs", "outputs", "fn_name"}    arguments of a function (or method of `Solution`) and its return value,
-                                            as JSON; compared outside the sandbox (as in Python, 1 equals 1.0 and True)
+                                            as JSON; compared outside the sandbox (as in Python, 1 equals 1.0 and True).
+                                            If every output is a list of one value, as in APPS, the value is right too
+
+    `{"input", "output", "testtype": "functional"}`, as in LiveCodeBench, is a call of the function that
+    `metadata["func_name"]` names: one argument a line, as JSON.
 
     Code that is not valid Python, raises, exceeds a limit or ends early fails all tests it did not reach. Ending early
     with status 0, or closing or flooding the output, gains nothing. No form shows the code an expected value. Asserts
@@ -75,9 +79,10 @@ class Code:
 
     def _score(self, sample: Sample) -> Reward:
         tests = tests_of(sample, self._options.metadata_key, run_asserts=self._options.python_tests == "run")
-        code = last_fenced(sample.response)
+        answer = without_thinking(sample.response)
+        code = last_fenced(answer)
         trial = _Trial(
-            (sample.response if code is None else code).encode("utf-8", "replace"),
+            (answer if code is None else code).encode("utf-8", "replace"),
             self._limits,
             self._required,
             time.monotonic() + self._options.total_s,
@@ -108,7 +113,10 @@ class _Trial:
             return self._share_of_asserts(tests.tests, harness)
         calls = [arguments for arguments, _ in tests.cases]
         results = self._run_harness(harness, {"function": tests.function, "calls": calls}, len(calls))
-        return sum(map(_equals, results, (expected for _, expected in tests.cases))) / len(tests.cases)
+        wrapped = tests.are_wrapped()
+        return sum(_equals(got, want, wrapped) for got, (_, want) in zip(results, tests.cases, strict=True)) / len(
+            results
+        )
 
     def _share_of_asserts(self, tests: list[list[Step]], harness: bytes) -> float:
         steps = [step for test in tests for step in test]
@@ -172,10 +180,15 @@ def _holds(step: Step, result: Any) -> bool:
 
 
 def _value(plain: Any) -> Any:
-    """The value that the harness's `plain` encoded."""
+    """The value that the harness's `plain` encoded.
+
+    The program may have written anything here. Nothing is built from it but what its JSON holds: numbers come from
+    numbers, never from text, which could stand for one of any size, and JSON's own whole numbers have at most the 4,300
+    digits that Python reads. Raises `ValueError` or `TypeError` for anything else.
+    """
     kind, content = plain
     match kind:
-        case "value":
+        case "value" if content is None or isinstance(content, bool | int | float | str):
             return content
         case "list" | "tuple" | "set" | "frozenset":
             make = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind]
@@ -184,17 +197,24 @@ def _value(plain: Any) -> Any:
             return {_value(key): _value(value) for key, value in content}
         case "bytes":
             return bytes.fromhex(content)
-        case "complex":
+        case "complex" if _are_numbers(content):
             return complex(*content)
-        case "fraction":
+        case "fraction" if _are_numbers(content):
             return Fraction(*content)
         case "object":
             return object()
-    raise ValueError(f"unknown type {kind!r}")
+    raise ValueError("the program wrote a value that the harness does not write")
 
 
-def _equals(result: Any, expected: Any) -> bool:
-    return isinstance(result, dict) and "returned" in result and bool(result["returned"] == expected)
+def _are_numbers(content: Any) -> bool:
+    return isinstance(content, list) and len(content) == 2 and all(type(one) in (int, float) for one in content)
+
+
+def _equals(result: Any, expected: Any, wrapped: bool) -> bool:
+    if not isinstance(result, dict) or "returned" not in result:
+        return False
+    returned = result["returned"]
+    return bool(returned == expected or (wrapped and returned == expected[0]))
 
 
 def _lines(output: bytes) -> list[bytes]:

@@ -10,9 +10,10 @@ import ast
 import builtins
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 _OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -69,7 +70,7 @@ def steps_of(piece: str) -> list[Step]:
         ValueError: The test is no Python, has no assert, or has one whose expected value cannot be kept outside.
     """
     try:
-        body = _inlined(ast.parse(piece).body)
+        body = _with_values(_inlined(ast.parse(piece).body))
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"it is not valid Python: {error}") from error
     steps: list[Step] = []
@@ -121,6 +122,56 @@ def _inlined(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     if checks:
         raise ValueError(f"its function {next(iter(checks))}() is not called once with one argument. {_ADVICE}")
     return out
+
+
+def _with_values(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The statements with names for expected values, `want = 4`, replaced by the values: the code never sees them.
+
+    Replaced are names that are set once, to a literal, and used in comparisons of asserts alone.
+    """
+    stored = Counter(node.id for one in body for node in ast.walk(one) if _is_name(node, ast.Store))
+    used = Counter(node.id for one in body for node in ast.walk(one) if _is_name(node, ast.Load))
+    compared = Counter(
+        side.id
+        for one in body
+        if isinstance(one, ast.Assert)
+        for node in ast.walk(one.test)
+        for side in _compared(node)
+        if isinstance(side, ast.Name)
+    )
+    values = {
+        statement.targets[0].id: statement.value
+        for statement in body
+        if isinstance(statement, ast.Assign)
+        and isinstance(statement.targets[0], ast.Name)
+        and stored[statement.targets[0].id] == 1
+        and 0 < used[statement.targets[0].id] == compared[statement.targets[0].id]
+        and _is_literal(statement.value)
+    }
+    out: list[ast.stmt] = []
+    for statement in body:
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", None) in values:
+            continue
+        for name, value in values.items() if isinstance(statement, ast.Assert) else ():
+            statement = _Replace(name, value).visit(statement)
+        out.append(statement)
+    return out
+
+
+def _is_name(node: ast.AST, context: type[ast.expr_context]) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, context)
+
+
+def _compared(node: ast.AST) -> list[ast.expr]:
+    """What a node compares with each other."""
+    match node:
+        case ast.Compare(left=left, comparators=comparators):
+            return [left, *comparators]
+        case ast.Call(func=ast.Name(id="isclose") | ast.Attribute(attr="isclose"), args=[left, right]):
+            return [left, right]
+        case ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(op=ast.Sub(), left=left, right=right)]):
+            return [left, right]
+    return []
 
 
 class _Replace(ast.NodeTransformer):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import types
 from typing import Any
 
 
@@ -37,6 +38,11 @@ def plain(value: Any) -> list[Any]:
     return ["object", None]
 
 
+def as_list(value: Any) -> Any:
+    """An array or number of numpy or torch as JSON has it. Raises `AttributeError` for anything else."""
+    return value.tolist()
+
+
 def main() -> None:
     """Run the solution, then its tests."""
     request = json.loads(sys.stdin.read())
@@ -45,15 +51,18 @@ def main() -> None:
     mark = request.pop("mark")
 
     def report(number: int, result: Any) -> None:
-        os.write(results, f"\n{mark} {number} {json.dumps(result)}\n".encode())
+        os.write(results, f"\n{mark} {number} {json.dumps(result, default=as_list)}\n".encode())
 
     with open("solution.py", encoding="utf-8") as file:
         source = file.read()
-    names: dict[str, Any] = {"__name__": "solution", "__file__": "solution.py"}
-    exec(compile(source, "solution.py", "exec"), names)
+    # A module that can be found by its name, as dataclasses and pickle do.
+    solution = sys.modules["solution"] = types.ModuleType("solution")
+    solution.__file__ = "solution.py"
+    names = vars(solution)
+    exec(compile(source, "solution.py", "exec", dont_inherit=True), names)
     for number, (kind, code) in enumerate(request.get("steps", ())):
         try:
-            compiled = compile(code, f"test {number}", "eval" if kind == "evaluate" else "exec")
+            compiled = compile(code, f"test {number}", "eval" if kind == "evaluate" else "exec", dont_inherit=True)
             result = eval(compiled, names)
             report(number, {"value": plain(result)} if kind == "evaluate" else True)
         except BaseException as error:  # noqa: BLE001 - the boundary around untrusted code

@@ -34,6 +34,10 @@ class Calls:
     function: str
     cases: list[tuple[list[Any], Any]]
 
+    def are_wrapped(self) -> bool:
+        """Whether every expected value is a list of one, as APPS writes what a function returns."""
+        return all(isinstance(expected, list) and len(expected) == 1 for _, expected in self.cases)
+
 
 Tests: TypeAlias = Asserts | IOTests | Calls
 
@@ -57,7 +61,7 @@ def tests_of(sample: Sample, metadata_key: str, *, run_asserts: bool = False) ->
     pieces = _pieces(stated)
     if pieces is not None:
         return Asserts([_steps(sample, piece, run_asserts) for piece in pieces])
-    tests = _tests(stated)
+    tests = _functional(sample, stated) or _tests(stated)
     if tests is None:
         raise ValueError(f"{describe(sample)} has no tests that can be read: {stated!r:.100}; expected {_FORMS}")
     return tests
@@ -88,6 +92,33 @@ def _steps(sample: Sample, piece: str, run_asserts: bool) -> list[Step]:
         return steps_of(piece)
     except ValueError as error:
         raise ValueError(f"{describe(sample)} has a test that cannot be used: {error}") from error
+
+
+def _functional(sample: Sample, stated: Any) -> Calls | None:
+    """The calls of LiveCodeBench's functional tests; None for another form.
+
+    Raises:
+        ValueError: The function's name is missing, or an argument or value is no JSON.
+    """
+    if not isinstance(stated, list) or not any(
+        isinstance(one, dict) and one.get("testtype") == "functional" for one in stated
+    ):
+        return None
+    more = sample.metadata.get("metadata")
+    more = _read(more) if isinstance(more, str) else more
+    function = sample.metadata.get("func_name") or (more.get("func_name") if isinstance(more, dict) else None)
+    if not isinstance(function, str):
+        raise ValueError(
+            f'{describe(sample)} has functional tests, and metadata["func_name"] does not name the function they call'
+        )
+    try:
+        cases = [
+            ([json.loads(line) for line in one["input"].split("\n") if line.strip()], json.loads(one["output"]))
+            for one in stated
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{describe(sample)} has a functional test that is no JSON: {error}") from error
+    return Calls(function, cases)
 
 
 def _tests(stated: Any) -> Tests | None:

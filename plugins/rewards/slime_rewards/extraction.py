@@ -20,7 +20,8 @@ _PLAIN = (
 #: characters at the end of a text, and boxes in it, that are searched: enough for any answer, and quick for any text
 _SEARCHED = 10_000
 _BOXES = 10
-_FENCE = "```"
+#: indentation, backticks and what is named behind them, such as the language
+_OPENING = re.compile(r"( *)(`{3,})[^`]*$")
 
 
 def label_of(sample: Sample) -> str:
@@ -63,8 +64,11 @@ def answer_in(response: str, options: AnswerOptions) -> str | None:
 
 
 def marked_in(response: str, options: AnswerOptions) -> str | None:
-    """The part of a response that `after` and `tag` select, `boxed` aside; None if one of these markers is missing."""
-    answer = response
+    """The part of a response that `after` and `tag` select, `boxed` aside; None if one of these markers is missing.
+
+    Both are looked for behind the thinking.
+    """
+    answer = without_thinking(response)
     if options.after is not None:
         _, marker, answer = answer.rpartition(options.after)
         if not marker:
@@ -122,21 +126,37 @@ def _braced(text: str) -> str | None:
     return None
 
 
-def last_fenced(response: str) -> str | None:
-    """The content of the last block between lines that begin with three backticks; None if there is no block.
+def without_thinking(response: str) -> str:
+    """What a response says behind its thinking: the text after the last `</think>`, or all of it without one.
 
-    A block that is never closed extends to the end, since the response may have been cut off; but an empty one at the
-    end is a stray fence and does not hide the block before it.
+    A response whose thinking is not closed has said nothing yet.
     """
-    opened: int | None = None
-    last: tuple[int, int] | None = None
-    lines = response.split("\n")
-    for number, line in enumerate(lines):
-        if line.lstrip(" ").startswith(_FENCE):
-            if opened is None:
-                opened = number
-            else:
-                last, opened = (opened, number), None
-    if opened is not None and (last is None or "".join(lines[opened + 1 :]).strip()):
-        last = (opened, len(lines))
-    return None if last is None else "\n".join(lines[last[0] + 1 : last[1]])
+    _, end, answer = response.rpartition("</think>")
+    if "<think>" in answer:
+        return ""
+    return answer if end else response
+
+
+def last_fenced(response: str) -> str | None:
+    """The content of the last block between lines that begin with at least three backticks; None if there is no block.
+
+    As in CommonMark, a block ends at a line of only backticks, at least as many as at its beginning and indented by at
+    most three spaces more: fences in a docstring do not end it. Its lines lose the indentation of its beginning, for
+    blocks in lists. A block that is never closed extends to the end, since the response may have been cut off; but an
+    empty one at the end is a stray fence and does not hide the block before it.
+    """
+    blocks: list[list[str]] = []
+    closing: re.Pattern[str] | None = None
+    indent = 0
+    for line in response.split("\n"):
+        if closing is not None and closing.fullmatch(line):
+            closing = None
+        elif closing is not None:
+            blocks[-1].append(line[min(indent, len(line) - len(line.lstrip(" "))) :])
+        elif (opened := _OPENING.match(line)) is not None:
+            indent = len(opened[1])
+            closing = re.compile(rf" {{0,{indent + 3}}}`{{{len(opened[2])},}}\s*")
+            blocks.append([])
+    if closing is not None and len(blocks) > 1 and not "".join(blocks[-1]).strip():
+        blocks.pop()
+    return "\n".join(blocks[-1]) if blocks else None

@@ -14,8 +14,9 @@ class Format:
     """`hit` for a response in the required format, `miss` for any other.
 
     With `tags` A and B the format is `<A>...</A><B>...</B>`: each tag once, in this order, with content, and with only
-    white space between and around them. Part `tags`: the share of tags that are opened once and closed once, anywhere
-    in the response. An empty response does not have the format.
+    white space between and around them. The opening `<A>` may be missing, since chat templates of reasoning models
+    write it themselves, behind the prompt. Part `tags`: the share of tags that are opened once and closed once,
+    anywhere in the response. An empty response does not have the format.
 
     With `pattern` the regular expression must match the whole response; `.` also matches line ends. If matching does
     not end, the worker process is killed at the reward's deadline and the sample fails.
@@ -43,6 +44,8 @@ class Format:
         if self._pattern is not None:
             return Reward(self._value(self._pattern.fullmatch(response) is not None))
         tags = self._options.tags
+        if tags and f"</{tags[0]}>" in response and not re.search(rf"<\s*{re.escape(tags[0])}", response):
+            response = f"<{tags[0]}>{response}"  # the template has opened it
         whole = [response.count(f"<{tag}>") == 1 == response.count(f"</{tag}>") for tag in tags]
         share = sum(whole) / len(tags) if tags else 1.0
         return Reward(self._value(all(whole) and _in_order(response, tags)), {"tags": share})

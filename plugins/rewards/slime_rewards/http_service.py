@@ -77,6 +77,10 @@ class HttpService:
             problem = f"answered {status} {' '.join(text.split())[:_SHOWN]}".strip()
             if status == 200:
                 return self._read(text)
+            if 300 <= status < 400:
+                raise RuntimeError(
+                    f"{self.url} answered {status}, a redirect, which is not followed: set url to its target"
+                )
             if status not in (408, 429) and status < 500:
                 raise RuntimeError(f"{self.url} {problem}; such a response is not retried")
         times = self._options.retries + 1
@@ -91,7 +95,8 @@ class HttpService:
                 timeout=aiohttp.ClientTimeout(total=self._options.request_timeout_s),
                 connector=aiohttp.TCPConnector(limit=0),
             )
-        async with self._session.post(self._address, data=body) as response:
+        # A redirected POST would become a GET without its content.
+        async with self._session.post(self._address, data=body, allow_redirects=False) as response:
             text = await response.text(errors="replace")
             return response.status, text, response.headers.get("Retry-After", "")
 

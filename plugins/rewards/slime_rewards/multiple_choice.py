@@ -9,17 +9,40 @@ from slime.plugin import Context, Reward, Sample
 from slime_rewards.extraction import describe, label_of, last_boxed, marked_in, plain_text
 from slime_rewards.options import MultipleChoiceOptions
 
-_ONLY = re.compile(r"[(\[{*$`\"']{0,4}\s{0,4}([A-Za-z]|\d{1,2})\s{0,4}[)\]}*$`\"'.:,;]{0,4}")
+_ONLY = re.compile(
+    r"[(\[{*$`\"'\u201c\u2018\uff08]{0,4}\s{0,4}([A-Za-z]|\d{1,2})\s{0,4}[)\]}*$`\"'.:,;\u201d\u2019\uff09\u3002]{0,4}"
+)
 _STYLE = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit)(?=\s*\{)")
 #: a choice with its text in a box, "B. Paris" or "(B) 12", and any further one after it, "A) 1 or B) 2"
 _WITH_TEXT = re.compile(r"\s*(?:[(\[]([A-Za-z]|\d{1,2})[)\]]|([A-Za-z])[).:])\s")
 _FURTHER = re.compile(r"(?<![\w.])[(\[]?[A-Za-z][)\].:](?=\s|$)")
-#: "the answer is (B)", "Answer: B", "option B", "choice **C**". After "answer", `a` and `I` before another word are
-#: words, not choices; the first digits of 1.5 and 1,000 are not choices either.
+#: "the answer is (B)", "Answer: B", "option B", "choice **C**", "答案是B". After "answer", `a` and `I` before another
+#: word are words, not choices; the first digits of 1.5 and 1,000 are not choices either.
 _SAID = re.compile(
-    r"\b(?:(answer)|option|choice)\b(?:\s{1,4}is)?\s{0,4}[:=]?[*\s]{0,4}[(\[{$`\"']{0,4}"
-    r"(?(1)(?!(?-i:[aI])\s{1,4}\w))([A-Za-z]|\d{1,2})(?![\w']|[.,]\d)",
+    r"(?:\b(?:(?P<answer>answer)|option|choice)\b(?P<negated>\s{1,4}(?:is\s{1,4}not|isn['\u2019]t|cannot\s{1,4}be|can['\u2019]t\s{1,4}be))?"
+    r"(?:\s{1,4}is)?|(?:答案|选项|选择|选)\s{0,2}(?:是|为)?)\s{0,4}[:=\uff1a]?[*\s]{0,4}[(\[{$`\"'\u201c\u2018\uff08]{0,4}"
+    r"(?(answer)(?!(?-i:[aI])\s{1,4}\w))(?P<choice>[A-Za-z]|\d{1,2})(?![A-Za-z0-9_]|['\u2019][a-z]|[.,]\d)",
     re.IGNORECASE,
+)
+#: what stands before and behind a choice that is not made
+_NOT_BEFORE = re.compile(
+    r"(?:\b(?:not|never|neither|nor|exclud\w+|eliminat\w+|reject\w*|rul\w+\s+out)|n['\u2019]t)\s+(?:be\s+)?(?:the\s+)?$",
+    re.IGNORECASE,
+)
+_NOT_BEHIND = re.compile(
+    r"[)\]}*`\"'.\s\u201d\u2019\uff09]{0,6}(?:is|are|was|seems|looks|can|would|must)?\s*(?:clearly\s+|also\s+|be\s+)*"
+    r"(?:not\b|n['\u2019]t\b|isn['\u2019]t|wasn['\u2019]t|can['\u2019]t|cannot|incorrect|wrong|false|invalid|impossible|eliminated|ruled\s+out|不)",
+    re.IGNORECASE,
+)
+#: "not A but C"
+_BUT = re.compile(
+    r"[)\]}*`\"'.,;\s]{0,6}(?:but|rather|it['\u2019]?s|it\s+is)\s+(?:rather\s+)?(?:it['\u2019]?s\s+|it\s+is\s+)?(?:option\s+|choice\s+)?"
+    r"[(\[{*`\"']{0,4}([A-Z]|\d{1,2})(?!\w)"
+)
+#: a second choice: "A or B", "A, C", "A/B"
+_SECOND = re.compile(
+    r"[)\]}*`\"'\s]{0,6}(?:,|/|&|;|\bor\b|\band\b|或|和|、)+\s*(?:or\s+|and\s+)?(?:option\s+|choice\s+)?[(\[{*`\"']{0,4}"
+    r"(?:[A-HJ-Z]|I(?!\s+\w)|\d{1,2})(?=[)\]}*`\"'.,;!?\s]|$|或|和|、|。)(?!\s+[a-z]{2,}(?<!\bor)(?<!\band)(?<!\bboth))"
 )
 #: characters at the end of the answer that are searched
 _TAIL = 10_000
@@ -33,7 +56,7 @@ class MultipleChoice:
     `\boxed{\text{(B)}}`, `\boxed{B. Paris}`); the last "answer is (B)", "Answer: B" or "option B"; with `bare`, the
     last line of the answer if it consists of a choice. With `boxed`, only the last box counts. A response without a
     choice gets 0, and part `chosen` is then 0. Letters in running text are never taken for a choice, nor are two
-    choices in one box.
+    choices beside each other (`A or B`). A negated choice is not made: "not option A", "choice A is wrong".
 
     A sample without label, or whose label is not a choice, raises `ValueError` and fails.
     """
@@ -77,9 +100,23 @@ def _in_box(text: str) -> str | None:
 
 
 def _said(text: str) -> str | None:
-    """The choice of the last "answer is (B)" or the like."""
-    found = _SAID.findall(_STYLE.sub("", text))
-    return str(found[-1][1]).upper() if found else None
+    """The choice of the last "answer is (B)" or the like that is not negated; None if that one names several."""
+    text = _STYLE.sub("", text)
+    for said in reversed(list(_SAID.finditer(text))):
+        behind = text[said.end("choice") : said.end("choice") + 60]
+        negated = (
+            said["negated"]
+            or _NOT_BEFORE.search(text[max(0, said.start() - 40) : said.start()])
+            or _NOT_BEHIND.match(behind)
+        )
+        if negated:
+            if (but := _BUT.match(behind)) is not None:
+                return but[1].upper()
+        elif _SECOND.match(behind):
+            return None
+        else:
+            return said["choice"].upper()
+    return None
 
 
 def _only(text: str) -> str | None:

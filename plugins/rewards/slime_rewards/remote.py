@@ -49,6 +49,8 @@ class Remote:
 
     async def _batch(self, samples: Sequence[Sample]) -> list[Reward]:
         answer = await self._service.post({"samples": [_as_sent(s) | {"metadata": s.metadata} for s in samples]})
+        if isinstance(answer, Mapping) and answer.get("error"):
+            raise RuntimeError(f"{self._service.url} answered with an error: {answer['error']!r:.200}")
         rewards = answer.get("rewards") if isinstance(answer, Mapping) else answer
         if not isinstance(rewards, list):
             raise PluginContractError(f"got {answer!r:.100} from {self._service.url}, expected a list of rewards")
@@ -65,6 +67,8 @@ class Remote:
         """The reward in an answer; NaN, which fails the sample, if it has none."""
         parts: dict[str, float] = {}
         if isinstance(answer, Mapping):
+            if answer.get("error"):
+                raise RuntimeError(f"{self._service.url} answered with an error: {answer['error']!r:.200}")
             numbers = {str(k): _number(v) for k, v in answer.items() if k != self._options.reward_key}
             parts = {name: number for name, number in numbers.items() if math.isfinite(number)}
             answer = answer.get(self._options.reward_key)

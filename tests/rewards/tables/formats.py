@@ -16,7 +16,11 @@ TAGS: list[tuple[list[str], str, bool, float]] = [
     (_BOTH, "<think>数学</think><answer>🙂</answer>", True, 1),
     (_BOTH, "<think>hm</think><answer>4", False, 0.5),
     (_BOTH, "<think>hm<answer>4</answer>", False, 0.5),
-    (_BOTH, "hm</think><answer>4</answer>", False, 0.5),
+    # a template of a reasoning model has opened the first tag
+    (_BOTH, "hm</think><answer>4</answer>", True, 1),
+    (_BOTH, "hm</think>4", False, 0.5),
+    (_BOTH, "</think><answer>4</answer>", False, 1),
+    (_BOTH, "hm</think><answer>4", False, 0.5),
     (_BOTH, "<think>hm</think>4", False, 0.5),
     (_BOTH, "<answer>4</answer>", False, 0.5),
     (_BOTH, "<answer>4</answer><think>hm</think>", False, 1),
