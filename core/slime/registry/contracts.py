@@ -74,6 +74,8 @@ def _check_keys(value: object) -> None:
 
 
 _MASK_VALUES = frozenset((0, 1))
+#: size of a reward or a part of one; beyond it, the differences and squares of rewards would be infinite in float32
+LARGEST_REWARD = 1e18
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +285,13 @@ def check_reward(reward: object, sample: Sample | None = None) -> Reward:
     if not isinstance(reward, Reward):
         raise PluginContractError(f"returned a {type(reward).__name__}, expected a slime.plugin.Reward")
     for name, value in {**reward.parts, "value": reward.value}.items():
+        if isinstance(value, int) and abs(value) > LARGEST_REWARD:  # math.isfinite() cannot take it, nor repr() show it
+            size = f"a number of {value.bit_length()} bits"
+            raise PluginContractError(f"returned {name} = {size}, expected at most {LARGEST_REWARD:g} in size")
         if not isinstance(value, Real) or not math.isfinite(value):
             raise PluginContractError(f"returned {name} = {value!r}, expected a finite number")
+        if abs(value) > LARGEST_REWARD:
+            raise PluginContractError(f"returned {name} = {value!r}, expected at most {LARGEST_REWARD:g} in size")
     if sample is None or not reward.columns:
         return reward
     columns = check_columns(reward.columns, sample.response_length, sample=sample.index)
