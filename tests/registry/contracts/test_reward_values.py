@@ -10,7 +10,6 @@ from slime.errors import PluginContractError
 from slime.plugin import Reward
 from slime.registry.contracts import check_reward
 
-
 TOO_LARGE = {
     "float": 1e39,
     "negative": -1e39,
