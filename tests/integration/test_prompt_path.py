@@ -11,9 +11,8 @@ from tests.integration.prompt_path import files_of_step, install_tracer, listed
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-#: Maximum number of core files in one step, from the data source to the weights in the engine. It was 40 while several
-#: of them held three concepts each: packing, attention and the client are now a file for each.
-MOST_FILES = 55
+#: Maximum number of core files in one step, from the data source to the weights in the engine
+MOST_FILES = 46
 
 
 @pytest.fixture(scope="module")

@@ -206,6 +206,8 @@ class MegatronRank:
 
     def _weights_of(self, model: Architecture) -> NamedTensors:
         self.policy.finish_param_gather()
+        if self.adapters is None:
+            return named_hf_tensors(self.policy.chunks, model)
         return named_hf_tensors(self.policy.chunks, model, values_of=merged_values(self.policy.chunks))
 
     def _named(self) -> Architecture:
