@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from slime.errors import PluginContractError
+from slime.plugin import EstimatorBatch
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss
 from tests.estimators.support import ALL, GROUPED, SPECS, batch_of, make, scalars, tokens
 from tests.oracles.cases import RULE, make_case, train_batch
@@ -102,3 +103,24 @@ def test_log_probs_at_masked_tokens_have_no_effect(name: str, kind: str, wild: f
         assert all(np.isfinite(float(value)) for value in sums.values())
         answers.append((loss.detach(), gradient))
     torch.testing.assert_close(answers[0], answers[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_all_samples_removed_gives_zeros(name: str) -> None:
+    batch = batch_of([1, 2, 3], [0, 0, 1], [[0, 0], [0], [0, 0, 0]])
+    assert tokens(name, batch, kl_coef=0.1) == [[0, 0], [0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_half_precision_input_is_computed_in_full(name: str) -> None:
+    batch = batch_of([0.5, 1.0, -2.0, 3.0], masks=[[1, 1]] * 4, kl=[[0.5, 0.25]] * 4, values=[[1.0, -0.5]] * 4)
+    assert batch.kl is not None and batch.values is not None
+    half = EstimatorBatch(
+        batch.rewards.bfloat16(),
+        batch.group_ids,
+        batch.rollout_ids,
+        *([part.bfloat16() for part in column] for column in (batch.loss_masks, batch.kl, batch.values)),
+    )
+    answer = make(name, kl_coef=0.5).advantages(half).advantages
+    assert all(part.dtype == torch.float32 for part in answer)
+    assert [part.tolist() for part in answer] == tokens(name, batch, kl_coef=0.5)

@@ -211,3 +211,11 @@ def test_a_filter_that_changes_its_input_is_named(act: Callable[[Group], object]
     reported = passive.rollout_done()
     assert len(reported) == (finding is not None)
     assert all(str(finding) in text for text in reported)
+
+
+def test_lost_samples_are_reported_even_if_a_filter_drops_their_groups() -> None:
+    finish = Finisher(lambda _: None)
+    collect, _ = collector(finish, sampling=drop_where(lambda _: True, "unscored"))
+    with pytest.raises(SlimeError, match=r"rollout 0: none of its 8 samples can be trained on: 8x lost"):
+        asyncio.run(collect.collect(0))
+    assert len(finish.draws) == 1

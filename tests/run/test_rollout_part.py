@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,22 @@ def test_a_missing_file_is_named(tmp_path: Path, missing: str) -> None:
     write_rollout_part(tmp_path, state())
     (tmp_path / missing).unlink()
     with pytest.raises(CheckpointError, match=rf"is incomplete: .*{missing}"):
+        read_rollout_part(tmp_path)
+
+
+@pytest.mark.parametrize("pipe", ["state.json", "groups.jsonl"])
+def test_a_pipe_is_not_opened(tmp_path: Path, pipe: str) -> None:
+    write_rollout_part(tmp_path, state())
+    (tmp_path / pipe).unlink()
+    os.mkfifo(tmp_path / pipe)
+    with pytest.raises(CheckpointError, match=rf"is incomplete: .*{pipe}: it is no plain file"):
+        read_rollout_part(tmp_path)
+
+
+def test_a_state_that_is_no_object_is_named(tmp_path: Path) -> None:
+    write_rollout_part(tmp_path, state())
+    (tmp_path / "state.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"is damaged: .*state\.json holds no JSON object"):
         read_rollout_part(tmp_path)
 
 

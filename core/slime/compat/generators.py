@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cached_property
-from numbers import Real
 from typing import Any
 
 from slime.compat.signatures import ByName, args_of
@@ -15,6 +13,7 @@ from slime.kit.chat import ChatTemplate
 from slime.kit.readers.tokenize import tokenize_prompt
 from slime.kit.sessions import ContextFull, Inline, Session, SessionLimits
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
+from slime.registry.contracts import reward_problem
 from slime.registry.function_path import LocalFunction
 
 #: `finish_reason` -> status of a sample that the function left pending
@@ -190,9 +189,10 @@ def _check_own_reward(reward: object) -> None:
             " --reward or --custom-rm-path"
         )
     value = reward.get("score") if isinstance(reward, dict) else reward
-    if not isinstance(value, Real) or not math.isfinite(value):
+    if (problem := reward_problem(value)) is not None:
+        got, expected = problem
         raise PluginContractError(
-            f"returned a sample with reward {reward!r}, expected a finite number, or a dictionary with one as 'score'"
+            f"returned a sample with reward {got}, {expected}, or a dictionary with such a number as 'score'"
         )
 
 

@@ -1,7 +1,7 @@
 """The client of the engines: token ids in, token ids with log-probs out.
 
-What goes over the wire is in `messages`, how a request reaches an engine in `routes`, who may send in `fair_slots`, and
-when a failed request is sent again in `repeats`. Aborts go to each engine directly, never through the router.
+What goes over the wire, and by which route, is in `messages`; who may send, and what is sent again, in `requests`.
+Aborts go to each engine directly, never through the router.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class RewardModel(Protocol):
             samples: Finished samples; with `scope="group"`, all samples of one prompt. They must not be changed.
 
         Returns:
-            One finite reward per sample, in the same order.
+            One finite reward per sample, at most 1e18 in size, in the same order.
         """
         ...
 

@@ -269,6 +269,16 @@ def check_rewards(rewards: object, count: int) -> list[Reward]:
     return rewards
 
 
+def reward_problem(value: object) -> tuple[str, str] | None:
+    """What a number that is to be a reward is, and what it is expected to be; None if it can be one."""
+    bound = f"expected at most {LARGEST_REWARD:g} in size"
+    if isinstance(value, int) and abs(value) > LARGEST_REWARD:  # math.isfinite() cannot take it, nor repr() show it
+        return f"a number of {value.bit_length()} bits", bound
+    if not isinstance(value, Real) or not math.isfinite(value):
+        return repr(value), "expected a finite number"
+    return (repr(value), bound) if abs(value) > LARGEST_REWARD else None
+
+
 def check_reward(reward: object, sample: Sample | None = None) -> Reward:
     """Check that the reward of a sample is a `Reward` of finite numbers, and that its columns fit.
 
@@ -285,13 +295,8 @@ def check_reward(reward: object, sample: Sample | None = None) -> Reward:
     if not isinstance(reward, Reward):
         raise PluginContractError(f"returned a {type(reward).__name__}, expected a slime.plugin.Reward")
     for name, value in {**reward.parts, "value": reward.value}.items():
-        if isinstance(value, int) and abs(value) > LARGEST_REWARD:  # math.isfinite() cannot take it, nor repr() show it
-            size = f"a number of {value.bit_length()} bits"
-            raise PluginContractError(f"returned {name} = {size}, expected at most {LARGEST_REWARD:g} in size")
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise PluginContractError(f"returned {name} = {value!r}, expected a finite number")
-        if abs(value) > LARGEST_REWARD:
-            raise PluginContractError(f"returned {name} = {value!r}, expected at most {LARGEST_REWARD:g} in size")
+        if (problem := reward_problem(value)) is not None:
+            raise PluginContractError(f"returned {name} = {', '.join(problem)}")
     if sample is None or not reward.columns:
         return reward
     columns = check_columns(reward.columns, sample.response_length, sample=sample.index)

@@ -15,7 +15,7 @@ from typing import Any
 from slime.errors import PluginContractError, PluginError
 from slime.errors.raised import naming, report
 from slime.plugin import BufferFilter, DataSource, Selection
-from slime.registry.contracts import check_groups, check_selection, check_state
+from slime.registry.contracts import check_groups, check_selection, check_state, reward_problem
 from slime.rollout.failures import PassiveChecks
 from slime.types import Group, Sample
 
@@ -205,10 +205,9 @@ def _numbers(what: str, values: Any, count: int) -> list[float]:
     for position, value in enumerate(values):
         # NumPy's and torch's scalars count as numbers as well.
         number = value.item() if hasattr(value, "item") else value
-        if not isinstance(number, Real) or not math.isfinite(number):
+        if (problem := reward_problem(number)) is not None:
             hint = " (Sample.reward_value is the number of a reward with parts)" if isinstance(value, dict) else ""
-            raise PluginContractError(
-                f"returned {what} with {value!r} for sample {position}, expected a finite number{hint}"
-            )
+            got, expected = problem
+            raise PluginContractError(f"returned {what} with {got} for sample {position}, {expected}{hint}")
         numbers.append(float(number))
     return numbers

@@ -53,8 +53,8 @@ _NOT_CONNECTED = "http://engines-still-starting.invalid"
 class RolloutProcess:
     """Owns the data source, the generators, the rewards and the filters of a run; the driver calls its methods.
 
-    Lives in one process with one event loop. Rollouts may overlap: their prompts are taken in
-    the order of the rollouts, and earlier ones get engine time first.
+    It lives in one process with one event loop. Rollouts may overlap: their prompts are taken in the order of the
+    rollouts, and earlier ones get engine time first.
     """
 
     def __init__(

@@ -291,7 +291,7 @@ def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def peft_reader(folder: Path) -> ReadSlice:
-    """Reads slices of the tensors of a PEFT folder, which `slime.weights.lora` has checked."""
+    """Reads slices of the tensors of a PEFT folder, which `lora_of` has checked."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

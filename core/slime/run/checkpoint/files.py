@@ -248,19 +248,30 @@ def write_rollout_part(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_rollout_part(folder: Path) -> dict[str, Any]:
-    """The state that `write_rollout_part` wrote, in files that `check_files` has looked at.
+    """The state that `write_rollout_part` wrote.
 
     Raises:
         CheckpointError: It is incomplete, or not JSON.
     """
     path = folder / _STATE
     try:
+        _require_file(path)
         state = json.loads(path.read_text(encoding="ascii"))
         path = folder / _GROUPS
+        _require_file(path)
         with path.open(encoding="ascii") as handle:
-            return {**state, "groups": [json.loads(line) for line in handle]}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+            groups = [json.loads(line) for line in handle]
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {folder} is incomplete: {path}: {error}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"checkpoint {folder} is damaged: {folder / _STATE} holds no JSON object")
+    return {**state, "groups": groups}
+
+
+def _require_file(path: Path) -> None:
+    """Raise `OSError` unless `path` is a plain file; opening a pipe would wait for a writer."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is no plain file")
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -60,8 +60,8 @@ def run_with_restarts(
             trying = config
             observer.restarting(causes[-1], None)
         else:
-            if observer.saved is not None and checkpoint.path.name != observer.saved[1].name:
-                forget_damaged(config, checkpoint.path)
+            if observer.saved is not None and checkpoint.place.name != observer.saved[1].name:
+                forget_damaged(config, checkpoint.place)
             trying = config.with_options("checkpoint", load=str(checkpoint.path))
             observer.restarting(causes[-1], (checkpoint.rollouts_done, checkpoint.path))
 
