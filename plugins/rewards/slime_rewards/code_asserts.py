@@ -143,6 +143,7 @@ def _with_values(body: list[ast.stmt]) -> list[ast.stmt]:
         statement.targets[0].id: statement.value
         for statement in body
         if isinstance(statement, ast.Assign)
+        and len(statement.targets) == 1
         and isinstance(statement.targets[0], ast.Name)
         and stored[statement.targets[0].id] == 1
         and 0 < used[statement.targets[0].id] == compared[statement.targets[0].id]
@@ -150,7 +151,8 @@ def _with_values(body: list[ast.stmt]) -> list[ast.stmt]:
     }
     out: list[ast.stmt] = []
     for statement in body:
-        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", None) in values:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if len(targets) == 1 and getattr(targets[0], "id", None) in values:
             continue
         for name, value in values.items() if isinstance(statement, ast.Assert) else ():
             statement = _Replace(name, value).visit(statement)

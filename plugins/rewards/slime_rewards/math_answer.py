@@ -12,7 +12,9 @@ from slime_rewards.options import MathOptions
 
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:\\.|[^$\\])+?)(?<!\\)\$", re.DOTALL)
 #: what a sentence says to be the answer
-_SAID = re.compile(r"(?:\banswer\b(?:\s+is)?\s*[:=]?|####)[*\s]*", re.IGNORECASE)
+_SAID = re.compile(r"(?:\banswer\b\**(?:\s+is\b\s*[:=]?|\s*[:=])|####)[*\s]*", re.IGNORECASE)
+#: a sentence that does not say one answer
+_UNSURE = re.compile(r"\b(?:either|between|not|wrong|incorrect|or)\b|n't\b", re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 #: words that are not part of a formula
 _PROSE = re.compile(
@@ -83,9 +85,14 @@ def _in_text(text: str) -> Answer | None:
     for said in list(_SAID.finditer(text))[-1:]:
         after = text[said.end() :].strip()
         line, _, _ = after.partition("\n")
+        if not _PROSE.search(line) and isinstance(whole := read(line.strip("* ")), Formula):
+            return whole
+        whole = read(line.strip("* "))
+        if _UNSURE.search(line):
+            return whole
         if formula := _FORMULA.match(after):
             return read(_inner(formula))
-        if isinstance(whole := read(line.strip("* ")), Formula):
+        if isinstance(whole, Formula):
             return whole
         if (first := _NUMBER.search(line)) is not None:
             return read(first[0])

@@ -48,9 +48,7 @@ class Remote:
         return await self._batcher.ask(samples) if samples else []
 
     async def _batch(self, samples: Sequence[Sample]) -> list[Reward]:
-        answer = await self._service.post({"samples": [_as_sent(s) | {"metadata": s.metadata} for s in samples]})
-        if isinstance(answer, Mapping) and answer.get("error"):
-            raise RuntimeError(f"{self._service.url} answered with an error: {answer['error']!r:.200}")
+        answer = await self._ask({"samples": [_as_sent(s) | {"metadata": s.metadata} for s in samples]})
         rewards = answer.get("rewards") if isinstance(answer, Mapping) else answer
         if not isinstance(rewards, list):
             raise PluginContractError(f"got {answer!r:.100} from {self._service.url}, expected a list of rewards")
@@ -61,14 +59,19 @@ class Remote:
         return [self._reward(reward) for reward in rewards]
 
     async def _single(self, samples: Sequence[Sample]) -> list[Reward]:
-        return [self._reward(await self._service.post(_as_sent(sample))) for sample in samples]
+        return [self._reward(await self._ask(_as_sent(sample))) for sample in samples]
+
+    async def _ask(self, content: Any) -> Any:
+        """What the service answers. Raises `RuntimeError` if that is an error, whatever rewards are beside it."""
+        answer = await self._service.post(content)
+        if isinstance(answer, Mapping) and answer.get("error"):
+            raise RuntimeError(f"{self._service.url} answered with an error: {answer['error']!r:.200}")
+        return answer
 
     def _reward(self, answer: Any) -> Reward:
-        """The reward in an answer; NaN, which fails the sample, if it has none."""
+        """The reward in an answer; NaN, which fails the sample, if it has none or has an error."""
         parts: dict[str, float] = {}
-        if isinstance(answer, Mapping):
-            if answer.get("error"):
-                raise RuntimeError(f"{self._service.url} answered with an error: {answer['error']!r:.200}")
+        if isinstance(answer, Mapping) and not answer.get("error"):
             numbers = {str(k): _number(v) for k, v in answer.items() if k != self._options.reward_key}
             parts = {name: number for name, number in numbers.items() if math.isfinite(number)}
             answer = answer.get(self._options.reward_key)

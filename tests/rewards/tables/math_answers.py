@@ -270,4 +270,9 @@ WHOLE: list[tuple[str, str, bool]] = [
     ("(1,2)", "The point is $(1,2)$.", True),
     ("0.3", "about 30%", True),
     ("1000", "1,000", True),
+    ("4", "The answer is either 4 or 5.", False),
+    ("5", "The answer is $5$ or $6$.", False),
+    ("3", "Answer: between 3 and 5", False),
+    ("12", "To answer 3 questions. We get 12.", True),
+    ("42", "answer: 42 is wrong, it is 43", False),
 ]

@@ -13,7 +13,7 @@ from slime_rewards.mathematics.values import Answer, Interval, Members, Ordered,
 #: digits to which numbers are computed, and the relative difference up to which they are the same number
 _DIGITS, _SAME = 60, sympy.Float("1e-40")
 #: members of a list, each of which is compared with each
-_MOST_MEMBERS = 200
+_MOST_MEMBERS = 50
 #: values of variables at which expressions are compared (Schwartz, 1980; Zippel, 1979: different expressions agree at
 #: random points with negligible probability), as numerators over 7: both signs, no integer
 _POINTS = (11, -19, 23, 37, -41, 53, 67, -71, 83, 97)
@@ -27,8 +27,8 @@ def equal(label: Answer, found: Answer, digits: int, *, strict: bool = True) -> 
     Args:
         label: The right answer.
         found: The answer to compare with it.
-        digits: Where one of them has a decimal point: decimal places to which they must agree. Numbers below 1 must
-            agree to as many significant digits instead.
+        digits: Where one of them has a decimal point, they may differ by half a unit in this decimal place; below 1, by
+            that times the number.
         strict: Whether names of variables matter. If not, the answer's stand for the label's, in
             alphabetical order.
     """
@@ -39,12 +39,17 @@ def equal(label: Answer, found: Answer, digits: int, *, strict: bool = True) -> 
     value = found.value if strict else _renamed(found.value, label.value)
     tolerance = sympy.Rational(1, 2 * 10**digits) if label.rounded or found.rounded else None
     comparison = _Comparison(tolerance)
-    if comparison.equal(label.value, value):
-        return True
-    if label.percent == found.percent or not (_is_number(label.value) and _is_number(value)):
-        return False
-    # 25% is 25 of a hundred, and 1/4.
-    return comparison.equal(label.value / 100, value) if label.percent else comparison.equal(label.value, value / 100)
+    try:
+        if comparison.equal(label.value, value):
+            return True
+        if label.percent == found.percent or not (_is_number(label.value) and _is_number(value)):
+            return False
+        # 25% is 25 of a hundred, and 1/4.
+        if label.percent:
+            return comparison.equal(label.value / 100, value)
+        return comparison.equal(label.value, value / 100)
+    except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
+        return False  # sympy cannot compute it
 
 
 class _Comparison:
@@ -81,6 +86,9 @@ class _Comparison:
         left, right = (one.entries if isinstance(one, Members) else (one,) for one in (label, found))
         if max(len(left), len(right)) > _MOST_MEMBERS:
             return False
+        for one, other in ((left, right), (right, left)):  # x = 1, y = 2 is a pair
+            if (named := _values_of_names(one)) and not any(isinstance(entry, Relation) for entry in other):
+                return self._each(named, other) if one is left else self._each(other, named)
         members, others = self._distinct(left), self._distinct(right)
         return len(members) == len(others) and all(any(self.equal(one, other) for other in others) for one in members)
 
@@ -102,6 +110,9 @@ class _Comparison:
         pair, other = (label, found) if isinstance(label, Interval) else (found, label)
         if isinstance(other, Ordered) and pair.left_open and pair.right_open:
             return self._each((pair.first, pair.last), other.entries)
+        named = _values_of_names(other.entries) if isinstance(other, Members) else None
+        if named is not None and pair.left_open and pair.right_open:
+            return self._each((pair.first, pair.last), named)
         if isinstance(other, Members) and len(other.entries) == 1:
             return self.equal(pair, other.entries[0])
         return False
@@ -148,7 +159,9 @@ class _Comparison:
             return False
         if not label.free_symbols and not found.free_symbols:
             return self._numbers(label, found)
-        agree = [self._numbers(a, b) for a, b in _values((label, found))]
+        agree = [
+            self._numbers(a, b) for a, b in _values((label, found), positive=_has_roots(label) or _has_roots(found))
+        ]
         return len(agree) >= _ENOUGH and all(agree)
 
     def _numbers(self, label: Any, found: Any) -> bool:
@@ -167,6 +180,14 @@ class _Comparison:
         if difference == 0 or bool(difference <= _SAME * max(size, abs(found))):
             return True
         return self._tolerance is not None and bool(difference <= self._tolerance * min(1, size))
+
+
+def _values_of_names(entries: Sequence[Any]) -> list[Any] | None:
+    """The values of x = 1, y = 2, whose names differ; None for anything else, as x = 1 or x = 2."""
+    if len(entries) < 2 or not all(isinstance(one, Relation) and one.sign == "=" for one in entries):
+        return None
+    names = [str(one.left).partition("_")[0] for one in entries if isinstance(one.left, sympy.Symbol)]
+    return [one.right for one in entries] if len(set(names)) == len(entries) else None
 
 
 def _as_interval(relation: Relation) -> Interval | None:
@@ -194,7 +215,12 @@ def _evaluated(expression: Any) -> Any:
     return number if number.is_number and number.is_finite and not number.has(sympy.Function) else None
 
 
-def _values(expressions: Sequence[Any]) -> list[tuple[Any, ...]]:
+def _has_roots(expression: Any) -> bool:
+    """Whether it has roots of variables, which are taken to be positive."""
+    return any(power.base.free_symbols and not power.exp.is_integer for power in expression.atoms(sympy.Pow))
+
+
+def _values(expressions: Sequence[Any], *, positive: bool = False) -> list[tuple[Any, ...]]:
     """The expressions at points of their variables at which all are defined."""
     symbols = sorted(set().union(*(one.free_symbols for one in expressions)), key=str)
     rows = []
@@ -203,6 +229,8 @@ def _values(expressions: Sequence[Any]) -> list[tuple[Any, ...]]:
             symbol: sympy.Rational(_POINTS[(start + 3 * index) % len(_POINTS)] + index, 7)
             for index, symbol in zip(count(), symbols, strict=False)
         }
+        if positive:
+            point = {symbol: abs(value) for symbol, value in point.items()}
         row = tuple(_evaluated(one.subs(point, simultaneous=True)) for one in expressions)
         if None not in row:
             rows.append(row)

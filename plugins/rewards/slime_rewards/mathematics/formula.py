@@ -46,11 +46,13 @@ _DECORATIONS = _set(
 _FIGURES = _set("angle triangle measuredangle odot parallelogram square")
 #: commands that the library reads
 _PASSED = _FUNCTIONS | _set(
-    "frac sqrt times cdot pm mp cup cap setminus in notin subset leq geq neq infty emptyset binom begin end to lfloor"
+    "times cdot pm mp cup cap setminus in notin subset leq geq neq infty emptyset to lfloor"
     " rfloor lceil rceil sum prod int lim { } \\"
 )
-_SEPARATORS = frozenset(("and", "or", ",", "& ", "及", "和", "或"))
+_SEPARATORS = frozenset(("and", "or", ",", "及", "和", "或", "或者"))
 _MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+#: words behind a number that are more than a unit
+_CARRIED_OUT = OPERATIONS.keys() | _MAGNITUDES.keys()
 _DIGITS = re.compile(r"[0-9A-Za-z]+")
 
 
@@ -73,6 +75,7 @@ class FormulaReader(TokenStream):
         """The formula that the text is. Raises `NotReadError`."""
         while self._at < len(self._tokens):
             self._step()
+        self._shorten_chain()
         written = " ".join(self._out).strip()
         if not written:
             raise NotReadError
@@ -87,6 +90,22 @@ class FormulaReader(TokenStream):
         except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError) as error:
             raise NotReadError from error  # 1/0, a matrix plus a number
         return Formula(value, self._percent, self._rounded, self._unit)
+
+    def _shorten_chain(self) -> None:
+        """Leave x = 5 of x = 2 + 3 = 5."""
+        depth = 0
+        equals: list[int] = []
+        for at, one in enumerate(self._out):
+            depth += one in ("{", "(", "[", r"\{") or one.startswith(r"\begin")
+            depth -= one in ("}", ")", "]", r"\}") or one.startswith(r"\end")
+            if not depth and one in (",", "<", ">", r"\leq", r"\geq", r"\neq", r"\in", r"\pm", r"\mp"):
+                return
+            if not depth and one == "=":
+                if self._out[at - 1 : at] == ["!"] and at + 1 < len(self._out) and not equals:
+                    return  # x != 2
+                equals.append(at)
+        if len(equals) > 1:
+            del self._out[equals[0] : equals[-1]]
 
     def _simple(self) -> Any | None:
         """The value of a number or a fraction, most answers, for which the library is not needed; None for others."""
@@ -157,10 +176,13 @@ class FormulaReader(TokenStream):
             self._command(letters)
         elif letters in _NAMED:
             self._constant(_NAMED[letters])
-        elif len(letters) == 1:
-            self._letter(letters)
         elif letters.casefold() in _SEPARATORS:
             self._separator()
+        elif not letters.isascii():
+            if not (self._ends_in_value() and self._tail(self._at - 1)):
+                raise NotReadError
+        elif len(letters) == 1:
+            self._letter(letters)
         elif self._ends_in_value() and self._tail(self._at - 1):
             pass
         elif re.fullmatch(r"[A-Z]+", letters):  # points: AB is one name
@@ -237,7 +259,7 @@ class FormulaReader(TokenStream):
         while at < len(self._tokens):
             token = self._tokens[at]
             if token.kind in ("letters", "text"):
-                words += token.text.split()
+                words += token.text.replace("~", " ").split()
             elif token.kind == "space" or token.text in (".", r"\cdot"):
                 pass
             elif token.text in ("/", "^", "-", "{", "}", "%") or (
@@ -251,6 +273,8 @@ class FormulaReader(TokenStream):
         if rest and rest[0].text not in (",", ";", ")"):
             return False
         words = [one for one in words if one]
+        if not self._may_be_unit(start, at):
+            return False
         if not words or (first := words[0].casefold().strip(".,")) in ("and", "or"):
             return False
         if (magnitude := _MAGNITUDES.get(first)) is not None:
@@ -272,6 +296,27 @@ class FormulaReader(TokenStream):
         self._at = at
         return True
 
+    def _may_be_unit(self, start: int, end: int) -> bool:
+        """Whether these tokens are a unit, as in `2 km`, and not names of variables, as in `2ab` and `4 m - 1`."""
+        tokens = [one for one in self._tokens[start:end] if one.kind != "space"]
+        if any(one.kind == "text" for one in tokens):
+            return True  # upright
+        if any(one.text == "-" and (not at or tokens[at - 1].text not in "^{") for at, one in enumerate(tokens)):
+            return False
+        letters = [one.text for one in tokens if one.kind == "letters"]
+        if not all(map(str.isascii, letters)):
+            return True
+        if any(len(one) > _LONGEST_PRODUCT or one.casefold() in _CARRIED_OUT for one in letters):
+            return True
+        if any(len(one) == 1 and one not in UNIT_LETTERS for one in letters):
+            return False
+        if all(len(one) == 1 or unit_of([one]) is not None for one in letters):
+            separate = len(letters) == 1 or any(one.text == "/" for one in tokens)
+            after_number = isinstance(self._values.get(self._out[-1]) if self._out else None, sympy.Rational)
+            return separate and (after_number or len(letters[0]) > 1)
+        spaced = start > 0 and self._tokens[start - 1].kind == "space"
+        return spaced and all(len(one) > 2 or unit_of([one]) is not None for one in letters)
+
     def _consume_word(self, start: int) -> None:
         """Consume the first word from `start` on, and leave the rest."""
         token = self._tokens[start]
@@ -284,6 +329,8 @@ class FormulaReader(TokenStream):
         if name in ("frac", "binom", "sqrt"):
             self._out.append(rf"\{name}")
             self._arguments(2 if name != "sqrt" else 1)
+        elif name in ("gcd", "lcm"):  # the library would compute them of the symbols
+            raise NotReadError
         elif name == "lg":
             self._out.append(r"\log_{10}")
         elif name == "pi":
@@ -439,16 +486,10 @@ class FormulaReader(TokenStream):
                     self._character("^")
             case ";" | ",":
                 self._separator()
-            case ":":
-                self._ratio()
             case _ if character in "+-/=<>()[]{}!|&":
                 self._out.append(character)
             case _:
                 raise NotReadError
-
-    def _ratio(self) -> None:
-        """A ratio or a time, `3:5`: compared part by part."""
-        raise NotReadError
 
 
 def in_base(digits: str, base: str) -> sympy.Integer:

@@ -12,7 +12,7 @@ from slime_rewards.mathematics.spelling import STYLES, as_words, plain_spelling
 from slime_rewards.mathematics.values import Answer, Formula, NotReadError, Ordered, Words
 
 #: characters of the longest text that is read as a formula; longer ones are compared as they are written
-_MOST_CHARACTERS = 1_000
+_MOST_CHARACTERS = 400
 _ONE_STYLE = re.compile(rf"\\(?:{STYLES})\s*\{{([^{{}}]*)\}}\s*\.?")
 #: letters that are a product or a constant nevertheless
 _PRODUCT = re.compile(

@@ -27,6 +27,16 @@ _SYMBOLS = str.maketrans(
         "⟨": "(",
         "⟩": ")",
         "\uff05": "%",
+        "\uff08": "(",
+        "\uff09": ")",
+        "\uff0c": ",",
+        "\u3001": ",",
+        "\uff1b": ";",
+        "\uff1a": ":",
+        "\uff1d": "=",
+        "\uff0b": "+",
+        "\uff5c": "|",
+        "\u3002": ".",
     }
 )
 #: spellings of the same thing, applied in this order
@@ -69,6 +79,12 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=\d)\s*\^\s*\{?\s*\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
         (r"(?<=\d)\s*\((?:\\text\s*\{)?[a-z]{3,}(?:[ -][a-z]+)*\}?\)\s*$", ""),
         (r"^\s*(?:\\(?:text|textbf|mathbf|mathrm)\s*\{\s*\([A-J]\)\s*\}|\([A-J]\))\s*(?:\\[ ,;:]\s*)?(?=[\d\\(-])", ""),
+        (r"(?<=\d)(?:st|nd|rd|th)\b", ""),
+        (r"\\mid(?![A-Za-z])", "|"),
+        (r"\\big(cup|cap)(?![A-Za-z])", r"\\\1"),
+        (r"\\\{\s*\\\}", r"\\emptyset "),
+        # {x | x > 1}
+        (r"^\s*\\\{\s*([a-z])\s*(?:\\in\s*(?:\\mathbb\s*\{R\}|R)\s*)?[|:]([^{}|]*)\\\}\s*$", r"\2"),
         (r"\s+", " "),
     )
 )

@@ -11,7 +11,7 @@ from slime_rewards.mathematics.spelling import STYLES
 from slime_rewards.mathematics.values import MOST_BITS, NotReadError
 
 #: levels of braces and brackets, which the library reads by recursion
-_MOST_LEVELS = 40
+_MOST_LEVELS = 15
 _SPACE = r"(?P<space>(?:\s|~|\\[,;:!\ ]|\\q?quad(?![A-Za-z]))+)"
 _NUMBER = (
     r"(?P<number>(?:\d{1,3}(?:(?:\{,\}|,\\!|\\!,|\\[,;:!]|,)\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)"
@@ -20,7 +20,7 @@ _NUMBER = (
 _TOKEN = re.compile(
     rf"{_SPACE}|{_NUMBER}"
     rf"|\\(?:{STYLES})\s*\*?\s*\{{(?P<text>[^{{}}]*)\}}"
-    r"|(?P<command>\\(?:[A-Za-z]+|.))|(?P<letters>[A-Za-z]+)|(?P<character>.)"
+    r"|(?P<command>\\(?:[A-Za-z]+|.))|(?P<letters>[A-Za-z]+|[\u4e00-\u9fff]+)|(?P<character>.)"
 )
 
 

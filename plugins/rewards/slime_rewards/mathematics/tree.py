@@ -12,6 +12,10 @@ from slime_rewards.mathematics.values import MOST_BITS, Interval, Members, NotRe
 
 #: the largest number whose factorial or binomial coefficients are computed, and terms of a sum
 _MOST_FACTORS = 5_000
+#: bits of the largest number whose roots and logarithms are computed, for which sympy looks for factors
+_MOST_BITS_OF_ROOTS = 2_000
+#: terms of a sum or product with variables besides the index
+_MOST_TERMS = 100
 #: letters that are functions in front of brackets
 _FUNCTION_NAMES = frozenset("fghFGHPQ")
 
@@ -46,8 +50,6 @@ class Tree:
         if isinstance(node, sympy.Sum | sympy.Product | sympy.Integral):
             return self._with_limits(node)
         arguments = [self.filled(one) for one in node.args]
-        if isinstance(node, sympy.Limit):
-            return node.func(*arguments).doit()
         if isinstance(node, AppliedUndef):  # f(x) is a name, and x(x+1) a product
             name = self._values.get(node.func.__name__, node.func.__name__)
             if str(name)[:1] in _FUNCTION_NAMES or len(arguments) != 1:
@@ -61,7 +63,8 @@ class Tree:
         whole = node.func(self.filled(node.function), *limits)
         for limit in limits if not isinstance(node, sympy.Integral) else ():
             terms = limit[2] - limit[1] if len(limit) == 3 else sympy.oo
-            if terms.is_number and terms.is_finite and abs(terms) > _MOST_FACTORS:
+            most = _MOST_TERMS if len(whole.function.free_symbols) > 1 else _MOST_FACTORS
+            if terms.is_number and terms.is_finite and abs(terms) > most:
                 raise NotReadError
         return whole.doit() if not isinstance(node, sympy.Integral) else whole
 
@@ -84,7 +87,7 @@ def _relation(node: Any, filled: Callable[[Any], Any]) -> Any:
     left, right = filled(node.lhs), filled(node.rhs)
     match node:
         case sympy.Eq():
-            if isinstance(right, Interval | Members) and not isinstance(right, Ordered):  # x in [0, 1]
+            if isinstance(right, Interval | Members):  # x in [0, 1]
                 return right
             return Relation(left, "=", right)
         case sympy.Ne():
@@ -113,6 +116,12 @@ def _computed(function: Any, arguments: list[Any]) -> Any:
             and _bits(base) * _size(exponent) > MOST_BITS
         ):
             raise NotReadError
+        if exponent.is_number and not exponent.is_integer and base.is_Rational and _bits(base) > _MOST_BITS_OF_ROOTS:
+            raise NotReadError
+        if exponent.is_number and not base.is_number and _size(exponent) > _MOST_FACTORS:
+            raise NotReadError
+    elif function is sympy.log and any(one.is_Rational and _bits(one) > _MOST_BITS_OF_ROOTS for one in arguments):
+        raise NotReadError
     elif function in (sympy.factorial, sympy.factorial2, sympy.binomial, sympy.gamma):
         if any(one.is_number and _size(one) > _MOST_FACTORS for one in arguments):
             raise NotReadError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 #: letters that are units where they stand behind a number and a space: 10 m, 5 s
-UNIT_LETTERS = frozenset("mgshLlNJWVKCFAtdk")
+UNIT_LETTERS = frozenset("mgshL")
 #: words for operations, and how LaTeX writes them; None: not one that is read
 OPERATIONS: dict[str, str | None] = {
     "squared": "^{2}",
@@ -14,7 +14,7 @@ OPERATIONS: dict[str, str | None] = {
     **dict.fromkeys(
         ("plus", "minus", "times", "over", "choose", "mod", "modulo", "divided", "multiplied", "sqrt", "root")
     ),
-    **dict.fromkeys(("sqrt", "root")),
+    **dict.fromkeys(("unless", "than", "below", "above", "infinitely", "many", "wrong", "least", "most")),
     **dict.fromkeys(("half", "halves", "third", "thirds", "quarter", "quarters", "fourths", "fifths")),
     **dict.fromkeys(("to", "if", "where", "for", "with", "when", "except", "not")),
 }
