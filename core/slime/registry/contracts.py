@@ -276,7 +276,7 @@ def reward_problem(value: object) -> tuple[str, str] | None:
         return f"a number of {value.bit_length()} bits", bound
     if not isinstance(value, Real) or not math.isfinite(value):
         return repr(value), "expected a finite number"
-    return (repr(value), bound) if abs(value) > LARGEST_REWARD else None
+    return (repr(value), bound) if abs(float(value)) > LARGEST_REWARD else None
 
 
 def check_reward(reward: object, sample: Sample | None = None) -> Reward:
