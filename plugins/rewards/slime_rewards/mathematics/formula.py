@@ -20,39 +20,23 @@ from slime_rewards.mathematics.tokens import Token, TokenStream, tokens_of
 from slime_rewards.mathematics.tree import Tree
 from slime_rewards.mathematics.units import OPERATIONS, UNIT_LETTERS, unit_of
 from slime_rewards.mathematics.values import Formula, NotReadError
+from slime_rewards.mathematics.vocabulary import (
+    DECORATIONS,
+    FIGURES,
+    FUNCTIONS,
+    GREEK,
+    MAGNITUDES,
+    NAMED,
+    PASSED,
+    SEPARATORS,
+)
 
 logging.getLogger("latex2sympy2_extended").setLevel(logging.ERROR)
 
 #: letters beside each other that may be a product, as xyz; more are a word
 _LONGEST_PRODUCT = 4
-
-
-def _set(words: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\S+", words))
-
-
-_FUNCTIONS = _set("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp min max gcd lcm sqrt")
-#: written without a backslash
-_NAMED = {"pi": r"\pi", "infinity": r"\infty", "inf": r"\infty", "oo": r"\infty", "infty": r"\infty"}
-_GREEK = _set(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon"
-    " phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega ell"
-)
-#: commands whose argument makes one name of it
-_DECORATIONS = _set(
-    "overline bar vec hat tilde overrightarrow overleftarrow widehat widetilde dot ddot mathcal mathfrak underline"
-)
-#: commands before the name of a figure
-_FIGURES = _set("angle triangle measuredangle odot parallelogram square")
-#: commands that the library reads
-_PASSED = _FUNCTIONS | _set(
-    "times cdot pm mp cup cap setminus in notin subset leq geq neq infty emptyset to lfloor"
-    " rfloor lceil rceil sum prod int lim { } \\"
-)
-_SEPARATORS = frozenset(("and", "or", ",", "及", "和", "或", "或者"))
-_MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 #: words behind a number that are more than a unit
-_CARRIED_OUT = OPERATIONS.keys() | _MAGNITUDES.keys()
+_CARRIED_OUT = OPERATIONS.keys() | MAGNITUDES.keys()
 _DIGITS = re.compile(r"[0-9A-Za-z]+")
 
 
@@ -172,11 +156,11 @@ class FormulaReader(TokenStream):
             self._put(value)
 
     def _letters(self, letters: str) -> None:
-        if letters in _FUNCTIONS:
+        if letters in FUNCTIONS:
             self._command(letters)
-        elif letters in _NAMED:
-            self._constant(_NAMED[letters])
-        elif letters.casefold() in _SEPARATORS:
+        elif letters in NAMED:
+            self._constant(NAMED[letters])
+        elif letters.casefold() in SEPARATORS:
             self._separator()
         elif not letters.isascii():
             if not (self._ends_in_value() and self._tail(self._at - 1)):
@@ -228,7 +212,7 @@ class FormulaReader(TokenStream):
     def _word(self, word: str, *, quoted: bool) -> None:
         """A text in a formula: a separator, a magnitude, a unit, or one upright letter."""
         lower = word.casefold().strip(" .,")
-        if not word.strip(" .,") or lower in _SEPARATORS:
+        if not word.strip(" .,") or lower in SEPARATORS:
             self._separator() if word.strip(" .") else None
         elif re.fullmatch(r"[A-Za-z]", word) and word not in UNIT_LETTERS:  # \mathrm{i}, \mathrm{e}
             self._letter(word)
@@ -236,8 +220,8 @@ class FormulaReader(TokenStream):
             pass
         elif len(word) == 1 and word.isalpha():
             self._letter(word)
-        elif lower in _NAMED or lower in _FUNCTIONS or (quoted and re.fullmatch(r"[A-Z]{2,}", word)):
-            self._letters(lower if lower in _NAMED or lower in _FUNCTIONS else word)
+        elif lower in NAMED or lower in FUNCTIONS or (quoted and re.fullmatch(r"[A-Z]{2,}", word)):
+            self._letters(lower if lower in NAMED or lower in FUNCTIONS else word)
         elif (inside := tokens_of(word)) and all(one.kind in ("number", "space", "character") for one in inside):
             self._tokens[self._at - 1 : self._at] = inside  # \text{5}, \mathbf{(1,2)}
             self._at -= 1
@@ -277,7 +261,7 @@ class FormulaReader(TokenStream):
             return False
         if not words or (first := words[0].casefold().strip(".,")) in ("and", "or"):
             return False
-        if (magnitude := _MAGNITUDES.get(first)) is not None:
+        if (magnitude := MAGNITUDES.get(first)) is not None:
             self._out.append(r"\times")
             self._put(sympy.Integer(magnitude))
             self._consume_word(start)
@@ -342,11 +326,11 @@ class FormulaReader(TokenStream):
                 self._out.append(r"\cdot")
                 self._put(sympy.pi / 180)
             self._skip_scale()
-        elif name in _GREEK:
+        elif name in GREEK:
             self._name(f"\\{name}{self._suffix()}")
-        elif name in _DECORATIONS:
+        elif name in DECORATIONS:
             self._name(f"\\{name}{{{self._subscript()}}}{self._suffix()}")
-        elif name in _FIGURES:
+        elif name in FIGURES:
             letters = self._subscript()
             self._name(f"\\{name} {min(letters, letters[::-1]) if name == 'angle' else letters}")
         elif name == "mathbb":
@@ -363,7 +347,7 @@ class FormulaReader(TokenStream):
             pass
         elif name in ("sin", "cos", "tan") and self._is_inverse():
             self._out.append(rf"\arc{name}")
-        elif name in _PASSED:
+        elif name in PASSED:
             self._out.append(f"\\{name}")
         else:
             raise NotReadError
