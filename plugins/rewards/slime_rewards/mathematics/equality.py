@@ -27,8 +27,8 @@ def equal(label: Answer, found: Answer, digits: int, *, strict: bool = True) -> 
     Args:
         label: The right answer.
         found: The answer to compare with it.
-        digits: Where one of them has a decimal point, they may differ by half a unit in this decimal place; below 1, by
-            that times the number.
+        digits: Where one of them has a decimal point, they may differ by half a unit in this decimal place; below 1, in
+            this digit.
         strict: Whether names of variables matter. If not, the answer's stand for the label's, in
             alphabetical order.
     """
@@ -168,7 +168,7 @@ class _Comparison:
         if label.is_Rational and found.is_Rational:
             difference = abs(label - found)
             return bool(
-                difference == 0 or (self._tolerance is not None and difference <= self._tolerance * min(1, abs(label)))
+                difference == 0 or (self._tolerance is not None and difference <= self._tolerance * _unit(abs(label)))
             )
         a, b = _evaluated(label), _evaluated(found)
         if a is None or b is None:
@@ -179,7 +179,7 @@ class _Comparison:
         difference, size = abs(label - found), abs(label)
         if difference == 0 or bool(difference <= _SAME * max(size, abs(found))):
             return True
-        return self._tolerance is not None and bool(difference <= self._tolerance * min(1, size))
+        return self._tolerance is not None and bool(difference <= self._tolerance * _unit(size))
 
 
 def _values_of_names(entries: Sequence[Any]) -> list[Any] | None:
@@ -188,6 +188,11 @@ def _values_of_names(entries: Sequence[Any]) -> list[Any] | None:
         return None
     names = [str(one.left).partition("_")[0] for one in entries if isinstance(one.left, sympy.Symbol)]
     return [one.right for one in entries] if len(set(names)) == len(entries) else None
+
+
+def _unit(size: Any) -> Any:
+    """1, or for a number below 1 the power of ten above it, of which it has as many digits as others have of 1."""
+    return 1 if size >= 1 or size == 0 else sympy.Integer(10) ** sympy.ceiling(sympy.log(sympy.Float(size, 15), 10))
 
 
 def _as_interval(relation: Relation) -> Interval | None:
@@ -238,7 +243,12 @@ def _values(expressions: Sequence[Any], *, positive: bool = False) -> list[tuple
 
 
 def _renamed(value: Any, label: Any) -> Any:
-    """The value with the names of the label's variables, in alphabetical order; unchanged if it has others."""
+    """The value with the names of the label's variables, in alphabetical order; unchanged if it has others.
+
+    A label that is one name alone, such as the choice B, is no variable.
+    """
+    if isinstance(label, sympy.Symbol):
+        return value
     own, other = (sorted(_symbols(one), key=str) for one in (value, label))
     return _with_names(value, dict(zip(own, other, strict=True))) if len(own) == len(other) else value
 
