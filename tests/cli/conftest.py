@@ -68,7 +68,7 @@ def write_weights(folder: Path, **changed: np.ndarray | None) -> None:
 
 
 class Loop(ModuleType):
-    """Replaces the start of Ray: records what it is told to do, and ends as a test wants."""
+    """Replaces the start of Ray: records the arguments, and ends as the test wants."""
 
     def __init__(self) -> None:
         super().__init__("slime.run.entry")

@@ -98,7 +98,7 @@ def place(config: RunConfig, *, ranks: int, num_engines: int, again: bool = Fals
                 f" {ranks} training ranks otherwise. Use nodes whose GPUs --rollout-num-gpus-per-engine divides."
             )
         trainer = [options(index, _SHARE) for index in by_node]
-        # An engine's process is where its first rank is; which GPUs it sees is told to it.
+        # An engine's process is where its first rank is; the GPUs that it may use are passed to it.
         engines = [options(by_node[used[0]], _SHARE, cpus=0) for used in shared]
         return Placement(trainer, engines, group, shared)
     trainer = [options(index, 1) for index in by_node]

@@ -8,7 +8,8 @@ import re
 from slime.plugin import Sample
 from slime_rewards.options import AnswerOptions
 
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+#: where a box begins
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 #: what LaTeX writes around words, and what stands for it in plain text
 _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|mathsf|mbox)\s*\{([^{}]*)\}")
 _PLAIN = (
@@ -87,7 +88,7 @@ def last_boxed(text: str) -> str | None:
     `\fbox` is read like `\boxed`. Searches the last 10,000 characters and the last ten boxes.
     """
     text = text[-_SEARCHED:]
-    for box in reversed(list(_BOX.finditer(text))[-_BOXES:]):
+    for box in reversed(list(BOX.finditer(text))[-_BOXES:]):
         rest = text[box.end() :].lstrip()
         content = _braced(rest) if rest.startswith("{") else _word(text[box.end() :].lstrip(" "))
         if content is not None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from slime.plugin import Context, Reward, Sample
-from slime_rewards.extraction import describe, label_of, last_boxed, marked_in
+from slime_rewards.extraction import BOX, describe, label_of, last_boxed, marked_in
 from slime_rewards.mathematics import Answer, Formula, equal, read
 from slime_rewards.options import MathOptions
 
@@ -15,7 +15,6 @@ _FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:\
 _SAID = re.compile(r"(?:\banswer\b\**(?:\s+is\b\s*[:=]?|\s*[:=])|####)[*\s]*", re.IGNORECASE)
 #: a sentence that does not say one answer
 _UNSURE = re.compile(r"\b(?:either|between|not|wrong|incorrect|or)\b|n't\b", re.IGNORECASE)
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 #: words that are not part of a formula
 _PROSE = re.compile(
     r"(?<![A-Za-z\\])(?!(?:sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|pi|inf|infinity|and|or)\b)[A-Za-z]{2,}"
@@ -69,7 +68,7 @@ class MathAnswer:
         if (boxed := last_boxed(answer)) is not None:
             return read(boxed)
         # A response that was cut off in a box has not given its answer.
-        return None if self._options.boxed or _BOX.search(answer) else _in_text(answer)
+        return None if self._options.boxed or BOX.search(answer) else _in_text(answer)
 
 
 def _answer_of_label(label: str) -> Answer | None:

@@ -221,7 +221,7 @@ def intact_or_before(folder: Path) -> Checkpoint | Fallback:
 
 
 def newest_intact(folders: Iterable[Path], damaged: Callable[[CheckpointError], object]) -> Checkpoint | None:
-    """The first of these checkpoints whose files are all as they were saved; `damaged` is told of those before it."""
+    """The first of these checkpoints that is intact; `damaged` is called for each damaged one before it."""
     for folder in folders:
         try:
             checkpoint = read_checkpoint(folder)

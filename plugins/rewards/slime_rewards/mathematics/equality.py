@@ -216,7 +216,7 @@ def _evaluated(expression: Any) -> Any:
     try:
         number = sympy.N(expression, _DIGITS)
     except (ArithmeticError, TypeError, ValueError, AttributeError, NotImplementedError):
-        return None
+        return None  # what sympy raises for a function without a value there, or one that it cannot evaluate
     return number if number.is_number and number.is_finite and not number.has(sympy.Function) else None
 
 

@@ -118,7 +118,7 @@ class FormulaReader(TokenStream):
             case "number":
                 self._number(token)
             case "text":
-                self._word(token.text.strip(), quoted=True)
+                self._word(token.text.strip())
             case "letters":
                 self._letters(token.text)
             case "command":
@@ -209,7 +209,7 @@ class FormulaReader(TokenStream):
         else:
             self._put({"e": sympy.E, "i": sympy.I, r"\pi": sympy.pi}[what])
 
-    def _word(self, word: str, *, quoted: bool) -> None:
+    def _word(self, word: str) -> None:
         """A text in a formula: a separator, a magnitude, a unit, or one upright letter."""
         lower = word.casefold().strip(" .,")
         if not word.strip(" .,") or lower in SEPARATORS:
@@ -220,7 +220,7 @@ class FormulaReader(TokenStream):
             pass
         elif len(word) == 1 and word.isalpha():
             self._letter(word)
-        elif lower in NAMED or lower in FUNCTIONS or (quoted and re.fullmatch(r"[A-Z]{2,}", word)):
+        elif lower in NAMED or lower in FUNCTIONS or re.fullmatch(r"[A-Z]{2,}", word):
             self._letters(lower if lower in NAMED or lower in FUNCTIONS else word)
         elif (inside := tokens_of(word)) and all(one.kind in ("number", "space", "character") for one in inside):
             self._tokens[self._at - 1 : self._at] = inside  # \text{5}, \mathbf{(1,2)}
@@ -413,7 +413,11 @@ class FormulaReader(TokenStream):
             depth += (token.text == opening) - (token.text == closing)
             if not depth:
                 break
-            self._step() if token.text not in (opening, closing) else self._character(self._take().text)  # type: ignore[union-attr]
+            if token.text in (opening, closing):
+                self._take()
+                self._character(token.text)
+            else:
+                self._step()
         self._take()
         self._out.append("}")
 
@@ -444,7 +448,8 @@ class FormulaReader(TokenStream):
                 else:
                     self._out.append("{")
                     if token is not None and token.text in "+-":
-                        self._out.append(str(self._take().text))  # type: ignore[union-attr]
+                        self._take()
+                        self._out.append(token.text)
                     self._single()
                     self._out.append("}")
             case "%":
