@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from slime.errors import DataError, did_you_mean
 from slime.kit.readers.prompt_source import HUB
 from slime.kit.readers.reader import BadRow, TableReader, not_utf8
-from slime.kit.readers.rows import Columns, wanted_columns
+from slime.kit.readers.rows import Columns
 
 _CHOICES = ("config", "split")
 
@@ -21,7 +21,7 @@ class HuggingFaceRows(TableReader):
     def __init__(self, name: str, dataset: Any, columns: Columns) -> None:
         """Raises `DataError` if a column is missing."""
         super().__init__(name, columns, len(dataset))
-        self._dataset = dataset.select_columns(wanted_columns(dataset.column_names, columns, name)).with_format(None)
+        self._dataset = dataset.select_columns(columns.of_table(dataset.column_names, name)).with_format(None)
 
     def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any] | BadRow]:
         """Rows as dictionaries."""

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from slime.errors import DataError
 from slime.kit.readers.prompt_source import PromptSource
 from slime.kit.readers.reader import ROWS, BadRow, TableReader, rows_of
-from slime.kit.readers.rows import Columns, wanted_columns
+from slime.kit.readers.rows import Columns
 from slime.kit.readers.unpacked import Unpacked
 
 #: most rows in a batch of an unpacked file
@@ -26,7 +26,7 @@ class RowGroups(TableReader):
         file = _open(name, path)
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         super().__init__(name, columns, sum(sizes))
-        self._path, self._names = path, wanted_columns(file.schema_arrow.names, columns, name)
+        self._path, self._names = path, columns.of_table(file.schema_arrow.names, name)
         #: first row of each group, and the total number of rows
         self._begins = [0, *accumulate(sizes)]
         self._first_group, self._groups = 0, len(sizes)
@@ -93,7 +93,7 @@ def unpack_parquet(name: str, path: str, columns: Columns) -> ArrowRows:
     import pyarrow as pa
 
     file = _open(name, path)
-    names = wanted_columns(file.schema_arrow.names, columns, name)
+    names = columns.of_table(file.schema_arrow.names, name)
 
     def batches() -> Iterator[Any]:
         with _errors(name):  # errors here are about the Parquet file, not about space for the copy

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from slime.kit.readers.prompt_source import PromptSource
-from slime.kit.readers.rows import Columns, PromptRow, RowError, check_row
+from slime.kit.readers.rows import Columns, PromptRow, RowError
 from slime.kit.readers.unpacked import Unpacked
 
 #: rows of a block of a table, and of a part of a larger block
@@ -111,7 +111,7 @@ class Reader(ABC):
     def checked(self, row: object) -> PromptRow | BadRow:
         """The row as slime uses it, or the reason why it is unusable."""
         try:
-            return check_row(row, self.columns)
+            return self.columns.row(row)
         except RowError as error:
             return BadRow(str(error))
 

@@ -24,6 +24,22 @@ class Columns:
     #: None: rows have no tools
     tool_key: str | None = None
 
+    def row(self, row: object) -> PromptRow:
+        """The row as slime uses it. Raises `RowError`."""
+        return check_row(row, self)
+
+    def of_table(self, names: Sequence[str], table: str) -> list[str]:
+        """Those of a table's columns that are read. Tools and metadata are optional.
+
+        Raises:
+            DataError: The table lacks the prompts or the labels. The message names the nearest column.
+        """
+        for key, flag in ((self.input_key, "--input-key"), (self.label_key, "--label-key")):
+            if key is not None and key not in names:
+                raise no_column(names, key, flag, table)
+        keys = (self.input_key, self.label_key, self.metadata_key, self.tool_key)
+        return [name for name in names if name in keys]
+
 
 @dataclass(slots=True)
 class PromptRow:
@@ -71,20 +87,12 @@ def check_row(row: object, columns: Columns) -> PromptRow:
     return PromptRow(prompt, label, metadata, tools=tools)
 
 
-def wanted_columns(names: Sequence[str], columns: Columns, table: str) -> list[str]:
-    """Those of a table's columns that are read. Tools and metadata are optional.
-
-    Raises:
-        DataError: The table lacks the prompts or the labels. The message names the nearest column.
-    """
-    for key, flag in ((columns.input_key, "--input-key"), (columns.label_key, "--label-key")):
-        if key is not None and key not in names:
-            raise DataError(
-                f"{table} has no column {key!r} ({flag}). Its columns: {', '.join(map(repr, names)) or 'none'}."
-                f"{_instead(names, key, flag)}"
-            )
-    keys = (columns.input_key, columns.label_key, columns.metadata_key, columns.tool_key)
-    return [name for name in names if name in keys]
+def no_column(names: Sequence[str], key: str, flag: str, table: str) -> DataError:
+    """The error for a table without a column."""
+    return DataError(
+        f"{table} has no column {key!r} ({flag}). Its columns: {', '.join(map(repr, names)) or 'none'}."
+        f"{_instead(names, key, flag)}"
+    )
 
 
 #: flag -> keys under which other tools' data sets have the same
