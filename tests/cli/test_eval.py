@@ -10,6 +10,7 @@ from tests.cli.conftest import Loop, Slime, split
 
 from slime.config import RunConfig, config_from_toml
 from slime.config.eval_sets import eval_sets
+from slime.config.learning_rate import warmup_and_decay
 from slime.run.checkpoint.read import Checkpoint
 from slime.run.checkpoint.save import CheckpointWriter
 
@@ -67,6 +68,15 @@ def test_a_model_folder_is_evaluated_without_training_options(
     assert (config.data.prompt_data, config.rollout.rollout_batch_size) == (RunConfig().data.prompt_data, None)
     assert run_dir == Path("outputs/e")
     assert eval_sets(config_from_toml((run_dir / "config.toml").read_text())) == eval_sets(config)
+
+
+def test_ranks_that_write_a_model_have_no_schedule_that_could_contradict_their_only_step(
+    slime: Slime, loop: Loop, checkpoint: Path
+) -> None:
+    schedule = split("--lr-warmup-iters 20 --lr-decay-iters 30 --lr-decay-style linear")
+    assert slime("eval", str(checkpoint), *schedule, "--run-name", "e").code == 0
+    [(_, (_config, _run_dir, _plugins, _saved, exporting))] = loop.calls
+    assert warmup_and_decay(exporting) == (0, 1) and "lr_decay_style" not in exporting.megatron
 
 
 def test_flags_override_the_options_saved_in_a_checkpoint(

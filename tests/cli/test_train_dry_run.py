@@ -138,3 +138,22 @@ def test_the_plan_shows_weights_and_limits_of_rewards(slime: Slime, base_words: 
     assert ended.code == 0, ended
     [line] = [line for line in ended.out.splitlines() if "reward[0]" in line]
     assert "weight=0.25" in line and line.endswith("timeout_s=3.0")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--lr-warmup-iters 2", "the learning rate would warm up for 2 steps of 2 (--lr-decay-iters"),
+        ("--lr-warmup-fraction 0.9 --num-steps-per-rollout 2", "warm up for 4 steps of 4"),
+        ("--advantage-estimator ppo --num-critic-only-steps 1 --lr-warmup-iters 1", "warm up for 1 steps of 1"),
+        ("--lr-decay-style linear --min-lr 1e-3", "--min-lr 0.001 is not between 0 and --lr 0.0001"),
+        ("--lr 1e30", "--lr: got '1e30', expected at most 10"),
+        ("--lr 1e6", "--lr: got '1e6', expected at most 10"),
+        ("--entropy-coef 1e30", "--entropy-coef: got '1e30', expected at most 1000000"),
+    ],
+)
+def test_a_learning_rate_that_no_run_can_have_is_refused_before_anything_starts(
+    dry_run: Slime, words: str, message: str
+) -> None:
+    ended = dry_run(*split(words))
+    assert ended.code == 2 and message in ended.err

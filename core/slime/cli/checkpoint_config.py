@@ -13,6 +13,7 @@ from typing import Any
 from slime.config import RunConfig
 from slime.config.eval_options import EvalOptions
 from slime.config.flags import SGLANG, Setting, Settings
+from slime.config.learning_rate import SCHEDULE
 from slime.config.options import (
     AlgorithmOptions,
     ComponentOptions,
@@ -86,7 +87,7 @@ def require_no_foreign_code(saved: Settings, stated: Settings, used: RunConfig) 
 
 
 def exporting_config(stated: RunConfig, checkpoint: Checkpoint | None) -> RunConfig:
-    """For training ranks that load weights and train nothing: no estimator, reference or critic."""
+    """For training ranks that load weights and train nothing: no estimator, reference, critic or schedule."""
     batch = max(1, stated.data_parallel_size)
     return stated.model_copy(
         update={
@@ -101,6 +102,7 @@ def exporting_config(stated: RunConfig, checkpoint: Checkpoint | None) -> RunCon
                 initial_megatron_checkpoint=None if checkpoint is None else str(checkpoint.path),
             ),
             "components": ComponentOptions(),
+            "megatron": {name: value for name, value in stated.megatron.items() if name not in SCHEDULE},
             "component_options": {slot: held for slot, held in stated.component_options.items() if slot == "family"},
         }
     )

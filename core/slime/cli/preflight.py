@@ -30,6 +30,7 @@ from slime.config import RunConfig, config_problems
 from slime.config.assemble import stop_on
 from slime.config.defaults import usual_transport
 from slime.config.eval_sets import eval_sets
+from slime.config.learning_rate import learning_rate_problems
 from slime.config.run_config import SECTION_OF, nvidia_devices
 from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
@@ -141,6 +142,9 @@ def preflight(
             f"--eval-prompt-data needs engines, and the generator {config.generator_name} starts none:"
             " evaluate in a run with another --generator"
         )
+    if trains and not problems:
+        critic = "critic" in checked.used["estimator"].component.spec.needs if "estimator" in checked.used else False
+        problems += learning_rate_problems(config, with_critic=critic)
     with _collected(problems):
         platform_of(config.device)
     with _collected(problems):

@@ -267,7 +267,7 @@ class AlgorithmOptions(Section):
     (--async, filters, over-sampling)."""
     use_kl_loss: Annotated[bool, PolicyOnly] = False
     """Add the KL from the reference model to the loss."""
-    kl_loss_coef: Annotated[float, _IfKLLoss] = Field(default=0.0, ge=0)
+    kl_loss_coef: Annotated[float, _IfKLLoss] = Field(default=0.0, ge=0, le=1e6)
     """Coefficient of --use-kl-loss."""
     kl_loss_type: Annotated[KLEstimator, PolicyOnly] = "k3"
     """Per-token KL estimator of --use-kl-loss (Schulman, 2020)."""
@@ -275,13 +275,13 @@ class AlgorithmOptions(Section):
     """Weight the KL of the loss by the ratio, so that its gradient is unbiased."""
     kl_coef: Annotated[
         float, PolicyOnly, Excludes("kl_loss_coef", because="KL belongs in the reward or in the loss")
-    ] = Field(default=0.0, ge=0)
+    ] = Field(default=0.0, ge=0, le=1e6)
     """Coefficient of the KL that is subtracted from the reward, by estimators that support it."""
     kl_reward_type: Annotated[KLEstimator, PolicyOnly] = "k1"
     """Per-token KL estimator of --kl-coef and of estimators that need the reference model."""
     ref_update_interval: Annotated[int | None, PolicyOnly] = Field(default=None, ge=1)
     """Copy the policy's weights to the reference every N rollouts; default: never."""
-    entropy_coef: float = Field(default=0.0, ge=0)
+    entropy_coef: float = Field(default=0.0, ge=0, le=1e6)
     """Coefficient of the entropy bonus."""
     calculate_per_token_loss: Annotated[
         bool, Excludes("loss_constant_length", because="the sum is divided by the tokens or by a constant")
@@ -307,7 +307,7 @@ class AlgorithmOptions(Section):
     """Stop the run if engines and trainer disagree on the log-probs of the same tokens."""
     true_on_policy_tolerance: Annotated[float, Needs("true_on_policy_mode")] = Field(default=1e-4, gt=0)
     """Largest difference of log-probs that counts as agreement (with --true-on-policy-mode)."""
-    critic_lr: float | None = Field(default=None, gt=0)
+    critic_lr: float | None = Field(default=None, gt=0, le=10)
     """Learning rate of the critic; default: --lr."""
     critic_load: PathText | None = None
     """Hugging Face folder to initialize the critic from; default: the policy's weights."""

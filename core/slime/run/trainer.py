@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from slime.config import RunConfig
+from slime.config.learning_rate import SavedSteps
 from slime.plugin import Context, EstimatorSpec
 from slime.registry.plugin_set import Fingerprint, PluginSet, load_same_plugins
 from slime.run.checkpoint.files import Files, record_files
+from slime.run.checkpoint.read import read_checkpoint
 from slime.train.advantages import NamedEstimator
 from slime.train.checkpoint_io import BackgroundWrite
 from slime.train.parallel import MeetingPoint
@@ -28,6 +30,13 @@ class TrainerProcess(MegatronRank):
 
     #: the checkpoint and its trainer's part, and the writing of it if that goes on in the background
     _saving: tuple[Path, Path, BackgroundWrite[Files] | None] | None = None
+
+    def load(self, folder: Path, weights_only: bool = False) -> None:
+        """Read the trainer's part of a checkpoint, and go on in the learning-rate schedules of its run."""
+        super().load(folder, weights_only)
+        if not weights_only:
+            checkpoint = read_checkpoint(folder.parent)
+            self.continue_schedules(SavedSteps.of(checkpoint.config, checkpoint.rollouts_done))
 
     def begin_save(self, checkpoint: Path, folder: Path, background: bool) -> None:
         """Save to `folder`, which lies in `checkpoint`; in the background, copy the state and begin to write it."""

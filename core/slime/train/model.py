@@ -19,6 +19,7 @@ from megatron.core import parallel_state
 from megatron.core.optimizer import get_megatron_optimizer
 from torch import Tensor
 
+from slime.config.learning_rate import SavedSteps, continued_at
 from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
 from slime.train.chunks import wrap_chunks
 from slime.train.features import Feature
@@ -57,7 +58,7 @@ class TrainableModel:
         device: torch.device,
         *,
         lr_flag: str = "--lr",
-        idle_rollouts: int = 0,
+        waits: bool = False,
         features: Sequence[Feature] = (),
     ) -> None:
         """Wrap the chunks, which must have the weights that training starts from.
@@ -69,7 +70,7 @@ class TrainableModel:
             head: What is read from the last stage's output.
             device: Where the chunks are.
             lr_flag: The flag that set the learning rate, for messages.
-            idle_rollouts: Rollouts of the run in which this model takes no step.
+            waits: Whether this model takes no step in the first --num-critic-only-steps rollouts.
             features: What the model does beside, in the order of the hooks.
         """
         self._config, self._settings, self._device = config, settings, device
@@ -78,7 +79,8 @@ class TrainableModel:
         install_adam()
         self.optimizer = get_megatron_optimizer(settings.optimizer, self._wrapped, use_gloo_process_groups=False)
         self.memory = ModelMemory(chunks, self._wrapped, self.optimizer)
-        self.scheduler = build_scheduler(config, settings, self.optimizer, lr_flag, idle_rollouts=idle_rollouts)
+        self.scheduler = build_scheduler(config, settings, self.optimizer, lr_flag, waits=waits)
+        self._waits = waits
         connect_schedule(settings, self._wrapped, self.optimizer.scale_loss)
         self._features = features
         for feature in features:
@@ -181,6 +183,12 @@ class TrainableModel:
         """Read what `save` wrote, under any parallel layout; `weights_only` keeps optimizer and schedule fresh."""
         self.finish_param_gather()
         load_state(folder, self.chunks, self.optimizer, self.scheduler, weights_only=weights_only)
+
+    def continue_schedule(self, saved: SavedSteps) -> None:
+        """Go on at the right place of the schedule if the loaded run took another number of steps per rollout."""
+        count = continued_at(self._config, saved, self.scheduler.num_steps, waits=self._waits)
+        if count != self.scheduler.num_steps:
+            self.scheduler.step(increment=count - self.scheduler.num_steps)
 
     def finish_param_gather(self) -> None:
         """Bring in parameters that an overlapped all-gather would otherwise bring only with the next forward pass.

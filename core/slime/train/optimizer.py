@@ -12,7 +12,8 @@ import torch
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch.optim.adam import adam
 
-from slime.errors import ConfigError, TrainerError
+from slime.config.learning_rate import require_order, warmup_and_decay
+from slime.errors import TrainerError
 from slime.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -20,39 +21,27 @@ if TYPE_CHECKING:
 
 
 def build_scheduler(
-    config: RunConfig, settings: TrainSettings, optimizer: Any, lr_flag: str = "--lr", *, idle_rollouts: int = 0
+    config: RunConfig, settings: TrainSettings, optimizer: Any, lr_flag: str = "--lr", *, waits: bool = False
 ) -> Any:
     """The learning rate by --lr-decay-style, --lr-warmup-iters or -fraction, --lr-decay-iters and --min-lr.
 
-    An iteration is one optimizer step. The default decays over the whole run. A resumed run keeps only its count of
-    steps; the schedule's length and the learning rate are those that the resumed run states.
+    An iteration is one optimizer step. The default decays over the whole run. Of a resumed run only the place in the
+    schedule is kept (`slime.config.learning_rate`); its length and the learning rate are those that the resumed run
+    states.
 
     Args:
         config: The run's configuration.
         settings: The model's settings, with the learning rate.
         optimizer: What the schedule drives.
         lr_flag: The flag that set the learning rate, for messages.
-        idle_rollouts: Rollouts of the run in which this model takes no step.
+        waits: Whether the model takes no step in the first --num-critic-only-steps rollouts.
 
     Raises:
         ConfigError: The options contradict each other.
     """
-    stated = config.megatron
-    run = ((config.rollout.num_rollout or 1) - idle_rollouts) * config.batch.steps
-    decay = stated.get("lr_decay_iters") or max(1, run)
-    warmup = stated.get("lr_warmup_iters") or 0
-    if stated.get("lr_warmup_fraction") is not None:
-        if warmup:
-            raise ConfigError("--lr-warmup-iters and --lr-warmup-fraction exclude each other.")
-        warmup = round(stated["lr_warmup_fraction"] * decay)
-    if warmup >= decay:
-        raise ConfigError(
-            f"the learning rate would warm up for {warmup} steps of {decay} (--lr-decay-iters, by default rollouts x"
-            " steps per rollout). Shorten the warm-up."
-        )
+    warmup, decay = warmup_and_decay(config, waits=waits)
     lr, least = settings.optimizer.lr, settings.optimizer.min_lr
-    if not 0 <= least <= lr:
-        raise ConfigError(f"--min-lr {least} is not between 0 and {lr_flag} {lr}.")
+    require_order(least, lr, lr_flag)
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -60,7 +49,7 @@ def build_scheduler(
         min_lr=least,
         lr_warmup_steps=warmup,
         lr_decay_steps=decay,
-        lr_decay_style=stated.get("lr_decay_style", "constant"),
+        lr_decay_style=config.megatron.get("lr_decay_style", "constant"),
         start_wd=settings.optimizer.weight_decay,
         end_wd=settings.optimizer.weight_decay,
         wd_incr_steps=decay,

@@ -35,6 +35,7 @@ from slime.weights.transports import WeightSender
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
+    from slime.config.learning_rate import SavedSteps
     from slime.observe.logged_tokens import LoggedTokens
     from slime.rollout.train_batch import Ragged, TrainBatch
 
@@ -136,7 +137,7 @@ class MegatronRank:
             head,
             self._device,
             features=features,
-            idle_rollouts=algorithm.num_critic_only_steps if "critic" in needs else 0,
+            waits="critic" in needs,
         )
         self.critic: Critic | None = None
         if "critic" in needs:
@@ -323,6 +324,11 @@ class MegatronRank:
             self.reference.renew()
         for feature in self.features:
             feature.load(folder, weights_only=weights_only)
+
+    def continue_schedules(self, saved: SavedSteps) -> None:
+        """After `load`: go on at the right place of the learning-rate schedules, from the steps of the `saved` run."""
+        for model in (self.policy, *self._beside()):
+            model.continue_schedule(saved)
 
     def close(self, *, failed: bool = False) -> None:
         """Leave the process groups; nothing may be called afterwards. After an error pass `failed=True`."""

@@ -100,7 +100,7 @@ class WorkerPool:
             log_stem: Output goes to `STEM.log` and, of worker N, `STEM-N.log`; None: to standard error.
             env: Variables for the workers beside this process's own.
         """
-        #: worker processes replaced so far
+        #: worker processes that died, hung or were worn out; not those that the pool no longer needed
         self.restarts = 0
         self._title = title
         self._log_stem = log_stem
@@ -219,7 +219,7 @@ class WorkerPool:
             else:
                 call.future.set_exception(self._timed_out())
         if not worker.calls and not worker.ending and not worker.accepts_calls:
-            worker.end()
+            worker.retire()
         self._distribute()
 
     def _timed_out(self) -> CallTimedOutError:
@@ -264,7 +264,7 @@ class WorkerPool:
         worker.calls = {}
         if self._closing:
             return
-        self.restarts += 1
+        self.restarts += not worker.retired
         logger.info("%s %s; log: %s", process, how, worker.log_path)
         for call in reversed(calls):
             if not call.future.done():

@@ -59,6 +59,8 @@ class WorkerHandle:
     slow: bool = False
     #: it is being ended, or has ended
     ending: bool = False
+    #: it is healthy and has answered all its calls, and another worker has taken its place meanwhile
+    retired: bool = False
     #: it was killed because it ran past a deadline
     overdue: bool = False
     #: since when it has been stopped by a signal, which is no fault of its calls; None: it is not
@@ -205,6 +207,11 @@ class WorkerHandle:
             self._writer.transport.abort()
         if self._answers is not None and self._answers.fileno() >= 0:
             self._answers.shutdown(socket.SHUT_RD)
+
+    def retire(self) -> None:
+        """End it, because it has answered its last call; one that timed out too often is not healthy."""
+        self.retired = self.timeouts < WORN_OUT
+        self.end()
 
     async def kill(self) -> None:
         """Kill it because it is overdue, after its stacks have been written to its log."""

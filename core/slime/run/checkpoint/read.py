@@ -76,6 +76,11 @@ class Checkpoint(BaseModel):
         """What the rollout process wrote."""
         return self.path / ROLLOUT_PART
 
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the run that wrote it. Raises `CheckpointError` or `ConfigError`."""
+        return config_from_toml(read_description(self.path / CONFIG), self.path / CONFIG)
+
     def check_files(self) -> None:
         """Compare every file with its size and hash in state.json; it takes about 0.6 s for a GB and a core.
 
@@ -150,8 +155,7 @@ class Checkpoint(BaseModel):
         algorithm = config.algorithm
         if not (algorithm.use_kl_loss or algorithm.kl_coef) or (self.trainer_part / "reference").is_dir():
             return None
-        saved = config_from_toml(read_description(self.path / CONFIG), self.path / CONFIG)
-        was, now = (one.checkpoint.ref_load or one.checkpoint.hf_checkpoint for one in (saved, config))
+        was, now = (one.checkpoint.ref_load or one.checkpoint.hf_checkpoint for one in (self.config, config))
         if was == now:
             return None
         return (
