@@ -9,7 +9,7 @@ from typing import Any
 
 from slime.compat.signatures import ByName, args_of
 from slime.errors import PluginContractError
-from slime.kit.chat import ChatTemplate
+from slime.kit.chat import ChatTemplate, Codec
 from slime.kit.readers.tokenize import tokenize_prompt
 from slime.kit.sessions import ContextFull, Inline, Session, SessionLimits
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
@@ -86,6 +86,10 @@ class LocalGenerator:
         """Made when a function first calls `generate_single`: other runs need no chat template."""
         return ChatTemplate(self._tokenizer, **self._variables)
 
+    @cached_property
+    def _codec(self) -> Codec:
+        return Codec(self._tokenizer)
+
     def _finish(self, sample: Sample, prompt: Any, prompt_tokens: list[int]) -> None:
         """Fill in what the function left out. Raises `PluginContractError` if that cannot be done."""
         if sample.status is Status.PENDING and (sample.response or sample.response_length):
@@ -116,7 +120,7 @@ class LocalGenerator:
             before = tokenize_prompt(
                 self._tokenizer, sample.prompt, apply_chat_template=self._template, template_kwargs=self._variables
             )
-        response: list[int] = self._tokenizer.encode(sample.response, add_special_tokens=False)
+        response = self._codec.encode_after(sample.response, before[-1] if before else None)
         sample.tokens = before + response
         sample.response_length = len(response)
         sample.rollout_log_probs = None

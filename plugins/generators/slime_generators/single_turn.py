@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from slime.kit.chat import Answers
-from slime.kit.readers.tokenize import Codec
+from slime.kit.chat import Answers, Codec
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
 
 
 class SingleTurn:
     """Asks the policy once and keeps its answer, token for token.
 
-    `response` is the decoded text without special tokens, for rewards and people; it is never tokenized again. A sample
-    that already has response tokens, because its generation was interrupted, is continued after them, for the rest of
-    `max_new_tokens`.
+    `response` is the decoded text without end tokens and other special tokens, for rewards and people; it is never
+    tokenized again. A sample that already has response tokens, because its generation was interrupted, is continued
+    after them, for the rest of `max_new_tokens`.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract
@@ -37,7 +36,7 @@ class SingleTurn:
         sample.tokens = sample.tokens + answer.tokens
         sample.response_length = begun + len(answer.tokens)
         response = answer.tokens if not begun else sample.tokens[sample.prompt_length :]
-        sample.response = self._codec.decode(response, skip_special_tokens=True)
+        sample.response = self._codec.answer(response)
         answers.add(answer)
         answers.fill(sample)
         return [sample]

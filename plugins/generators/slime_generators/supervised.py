@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from slime.kit.readers.tokenize import Codec
+from slime.kit.chat import Codec
 from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
 from slime_generators.options import SupervisedOptions
 
 
 class Supervised:
     """The response is the label's tokens and the end-of-sequence token. No engine is used.
+
+    A label that ends with the token already gets no second one.
 
     A response longer than `--rollout-max-response-len` is cut off there and TRUNCATED.
     """
@@ -37,12 +39,15 @@ class Supervised:
             raise ValueError(f"sample {sample.index} has no prompt tokens")
         if sample.label is None:
             raise ValueError(f"sample {sample.index} has no label to learn from; check --label-key")
-        whole = self._codec.encode(sample.label) + self._end
+        label = self._codec.encode_after(sample.label, sample.tokens[-1])
+        whole = label if self._end and label[-1:] == self._end else label + self._end
         response = whole[: sampling.max_new_tokens]
         cut = len(response) < len(whole)
         sample.tokens = sample.tokens + response
         sample.response_length = len(response)
-        sample.response = sample.label if not cut else self._codec.decode(response, skip_special_tokens=True)
+        sample.response = (
+            self._codec.answer(response) if cut or not self._codec.special.isdisjoint(label) else sample.label
+        )
         sample.loss_mask = [1] * len(response)
         sample.finish_reason = "length" if cut else "stop"
         sample.status = Status.TRUNCATED if cut else Status.COMPLETED

@@ -151,3 +151,40 @@ def test_the_errors_for_a_missing_and_a_refusing_template() -> None:
     tokenizer.chat_template = "{{ messages[0].content }}"
     with pytest.raises(ValueError, match="does not print the content of an assistant"):
         ChatTemplate(tokenizer).continuation([result("4")], [50])
+
+
+@pytest.mark.parametrize("role", ["tool", "system"])
+def test_messages_that_a_template_leaves_out_are_refused(role: str) -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role in ('user', 'assistant') %}"
+        "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    )
+    template = ChatTemplate(tokenizer)
+    with pytest.raises(ValueError, match=f"leaves out messages of the role '{role}' after an answer"):
+        template.continuation([{"role": "user", "content": "q"}, {"role": role, "content": "4"}], [50])
+    assert template.continuation([{"role": "user", "content": "q"}], [50])
+
+
+def test_a_result_that_is_only_shown_after_its_call_gets_the_call() -> None:
+    tokenizer = make_bpe_tokenizer("strict")
+    # Leaves results without a call out, where `strict` refuses them.
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{ raise_exception('a tool message without a tool call') }}{% endif %}", "{% else %}"
+    ).replace("{% else %}{{ '<|im_start|>' + m.role", "{% endif %}{% else %}{{ '<|im_start|>' + m.role")
+    new = ChatTemplate(tokenizer).continuation([result("4")], [50, tokenizer.convert_tokens_to_ids(END)])
+    assert tokenizer.decode(new) == f'\n{START}search to=assistant\n"4"{END}\n{START}assistant\n'
+
+
+def test_a_last_answer_may_end_with_another_token_than_earlier_ones() -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    # As of models that end their last answer with one token, and write another in its place in later turns.
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+        "{{ '<|eos|>' if loop.last and m.role == 'assistant' and not add_generation_prompt else '<|im_end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    new = f"{START}tool\n4{END}{START}assistant\n"
+    template, eos = ChatTemplate(tokenizer), tokenizer.convert_tokens_to_ids(EOS)
+    assert tokenizer.decode(template.continuation([result("4")], [50])) == END + new
+    assert tokenizer.decode(template.continuation([result("4")], [50, eos])) == new

@@ -4,6 +4,7 @@ A multi-turn generator keeps a `Conversation`: it appends the engine's tokens un
 between them. Model output is never decoded and encoded again.
 """
 
+from slime.kit.chat.codec import Codec, end_tokens
 from slime.kit.chat.conversation import Answers, Conversation
 from slime.kit.chat.template import ChatTemplate
 from slime.kit.chat.tool_calls import SGLangParser, TagParser, ToolCall, ToolCallParser
@@ -13,6 +14,7 @@ from slime.kit.chat.tools import Tool, load_function, load_tools, tool_of
 __all__ = [
     "Answers",
     "ChatTemplate",
+    "Codec",
     "Conversation",
     "SGLangParser",
     "TagParser",
@@ -21,6 +23,7 @@ __all__ = [
     "ToolCallParser",
     "ToolResult",
     "Toolbox",
+    "end_tokens",
     "load_function",
     "load_tools",
     "tool_of",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import count
 from typing import Any
 
-from slime.kit.readers.tokenize import Codec
+from slime.kit.chat.codec import Codec, without_ends
 
 #: placeholder for an answer when only the text after it is used; private-use characters, which mean nothing to
 #: templates and tokenizers
 _ANSWER = "\ue000answer\ue001"
+#: content of a message of which it is found out whether a template shows it
+_PROBE = "probe7391"
 
 
 class ChatTemplate:
@@ -40,6 +42,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._codec = Codec(tokenizer)
         self._variables = variables
+        #: roles whose messages the template is known to show
+        self._shown: set[str] = set()
 
     def prompt(
         self,
@@ -60,7 +64,7 @@ class ChatTemplate:
         """
         if trusted:
             return self._codec.encode(self._render(messages, tools=tools))
-        return self._encode_guarded(messages, lambda guarded: self._render(guarded, tools=tools))
+        return self._encode_guarded(messages, lambda guarded: self._render(guarded, tools=tools), begins=True)
 
     def continuation(self, messages: Sequence[Mapping[str, Any]], after: Sequence[int]) -> list[int]:
         """Token ids between an answer and the next one: the answer's end, the messages, the generation prompt.
@@ -76,26 +80,34 @@ class ChatTemplate:
         Raises:
             ValueError: If the template refuses the messages.
         """
-        ids = self._encode_guarded(messages, self._render_after)
-        end = self._end_tokens
-        if after and after[-1] in self._special_ids and after[-1] in end:
+        self._require_shown(messages)
+        ids, end = self._encode_guarded(messages, self._render_after, begins=False), self._end_tokens
+        last = after[-1] if after else None
+        if last in self._codec.special or last in self._ends:
             # The turn has ended, so neither this token nor what the template writes before it is repeated.
-            length = end.index(after[-1]) + 1
-            return ids[length:] if ids[:length] == end[:length] else ids
+            if last in end:
+                return _without(ids, end[: end.index(last) + 1])
+            if ids[:1] == [last]:  # the marker of the next role ends a turn
+                return ids[1:]
+            if last in self._ends:  # in place of the template's own
+                if self._own_end is not None:
+                    return _without(ids, end[: end.index(self._own_end) + 1])
+                return self._encode_guarded(messages, self._render_after, begins=False, before=last)
         for length in range(min(len(end), len(after)), 0, -1):
             if list(after[-length:]) == end[:length] and ids[:length] == end[:length]:
                 return ids[length:]
         return ids
 
     def text(self, tokens: Sequence[int]) -> str:
-        """An answer as text for parsers, with all special tokens except the one that ends it."""
-        return self._codec.decode(list(tokens[: self._without_stops(tokens)]), skip_special_tokens=False)
+        """An answer as text for parsers, with all special tokens except those that end it."""
+        return self._codec.decode(without_ends(tokens, self._ends), skip_special_tokens=False)
 
     def plain_text(self, tokens: Sequence[int], text: str | None = None) -> str:
         """An answer as text for people and rewards, without special tokens. `text`: its `text()`, if known."""
-        if text is not None and self._special_ids.isdisjoint(tokens[: self._without_stops(tokens)]):
+        answer = without_ends(tokens, self._ends)
+        if text is not None and self._codec.special.isdisjoint(answer):
             return text
-        return self._codec.decode(list(tokens), skip_special_tokens=True)
+        return self._codec.decode(answer, skip_special_tokens=True)
 
     # --- rendering -----------------------------------------------------------------------------------
 
@@ -118,22 +130,45 @@ class ChatTemplate:
             raise ValueError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
         return str(text)
 
-    def _render_after(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text between the end of an answer's content and the next answer."""
+    def _render_after(self, messages: Sequence[Mapping[str, Any]], *, with_calls: bool | None = None) -> str:
+        """The text between the end of an answer's content and the next answer.
+
+        Args:
+            messages: The messages between.
+            with_calls: Whether the answer makes the tool calls that the messages answer; None: if the template wants.
+        """
         before: list[dict[str, Any]] = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _ANSWER}]
-        try:
+        calls = _calls_answered(messages)
+        if with_calls is None:
+            with_calls = bool(calls) and self._wants_calls
+        if not with_calls:
             return self._after_placeholder(self._render([*before, *messages]))
-        except ValueError as error:
-            # Some templates require the tool calls that the tool messages answer.
-            calls = _calls_answered(messages)
-            if not calls:
-                raise
-            before[1]["tool_calls"] = calls
-            try:
-                whole, part = self._render([*before, *messages]), self._render(before, generation_prompt=False)
-            except ValueError:
-                raise error from None
-            return self._end + whole[len(_common(whole, part)) :]
+        before[1]["tool_calls"] = calls
+        whole, part = self._render([*before, *messages]), self._render(before, generation_prompt=False)
+        return self._end + whole[len(self._common(whole, part)) :]
+
+    @cached_property
+    def _wants_calls(self) -> bool:
+        """Whether the template only shows a tool's result after the call that it answers."""
+        return not self._shows("tool", with_calls=False) and self._shows("tool", with_calls=True)
+
+    def _shows(self, role: str, *, with_calls: bool) -> bool:
+        message = {"role": role, "content": _PROBE, "name": "tool", "tool_call_id": "call00000"}
+        try:
+            return _PROBE in self._render_after([message], with_calls=with_calls)
+        except ValueError:
+            return False
+
+    def _require_shown(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse messages that the template leaves out without an error."""
+        for role in {str(message.get("role")) for message in messages} - self._shown:
+            if not self._shows(role, with_calls=role == "tool" and self._wants_calls):
+                self._render_after(messages)  # a template that refuses them says why
+                raise ValueError(
+                    f"the chat template leaves out messages of the role {role!r} after an answer, so the model would"
+                    " not see them. Use a model whose template shows them, or write them as another role"
+                )
+            self._shown.add(role)
 
     def _after_placeholder(self, text: str) -> str:
         _, found, after = text.partition(_ANSWER)
@@ -146,60 +181,82 @@ class ChatTemplate:
         """The text that closes an answer."""
         before = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _ANSWER}]
         end = self._after_placeholder(self._render(before, generation_prompt=False))
-        # Some templates close the last message differently, so only the common beginning counts.
+        # Some templates close the last message differently, so only the common beginning counts, or else the control
+        # token with which they close earlier ones.
         try:
-            user = [*before, {"role": "user", "content": "-"}]
-            return _common(end, self._after_placeholder(self._render(user)))
+            later = self._after_placeholder(self._render([*before, {"role": "user", "content": "-"}]))
         except ValueError:
             return end
+        common = self._common(end, later)
+        token = self._special.match(later) if end and not common and self._special is not None else None
+        return common if token is None else token[0]
 
     @cached_property
     def _end_tokens(self) -> list[int]:
-        return self._codec.encode(self._end)
+        return self._codec.encode_after(self._end)
 
-    def _without_stops(self, tokens: Sequence[int]) -> int:
-        """The number of tokens, not counting the ones that end the answer."""
-        end = len(tokens)
-        while end > 0 and tokens[end - 1] in self._stops:
-            end -= 1
-        return end
+    @cached_property
+    def _own_end(self) -> int | None:
+        """The control token with which the template ends an answer."""
+        return next((token for token in self._end_tokens if token in self._codec.special), None)
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        """Tokens that end an answer and are not part of its content."""
+        return self._codec.ends if self._own_end is None else self._codec.ends | {self._own_end}
+
+    def _common(self, one: str, other: str) -> str:
+        """The common beginning of two texts, up to a control token of which they have only a part in common."""
+        lengths = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+        length = next(lengths, min(len(one), len(other)))
+        for found in () if self._special is None else self._special.finditer(one):
+            if found.start() < length < found.end():
+                length = found.start()
+        return one[:length]
 
     @property
     def control_tokens(self) -> frozenset[int]:
         """Ids of the tokens that only the template and the model write."""
-        return self._special_ids
-
-    @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.all_special_ids)
-
-    @cached_property
-    def _stops(self) -> frozenset[int]:
-        """Tokens that end an answer and are not part of its content."""
-        return frozenset(self._end_tokens[:1]) & self._special_ids | {self._tokenizer.eos_token_id} - {None}
+        return self._codec.special
 
     # --- encoding ------------------------------------------------------------------------------------
 
-    def _encode_guarded(self, messages: Sequence[Mapping[str, Any]], render: Any) -> list[int]:
+    def _encode_guarded(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        render: Callable[[Sequence[Mapping[str, Any]]], str],
+        *,
+        begins: bool,
+        before: int | None = None,
+    ) -> list[int]:
         """Render and encode messages, with special tokens inside them as plain text.
 
         The text of such a token is cut after its first character and the pieces are encoded separately, so that none
         gives the control token. The cuts are marked before the template is applied, so that it can still trim and quote
         the contents.
+
+        Args:
+            messages: The messages.
+            render: Their text.
+            begins: Whether nothing stands before them.
+            before: The token before them, if it is a control token.
         """
         special = self._special
         if special is None or not any(special.search(text) for message in messages for text in _texts(message)):
-            return self._codec.encode(render(messages))
-        everything = "".join(text for message in messages for text in _texts(message))
-        mark = next(mark for n in count() if (mark := f"\ue000{n}\ue001") not in everything)
+            pieces = [render(messages)]
+        else:
+            everything = "".join(text for message in messages for text in _texts(message))
+            mark = next(mark for n in count() if (mark := f"\ue000{n}\ue001") not in everything)
 
-        def cut(text: str) -> str:
-            while special.search(text):
-                text = special.sub(lambda found: found[0][0] + mark + found[0][1:], text)
-            return text
+            def cut(text: str) -> str:
+                while special.search(text):
+                    text = special.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+                return text
 
-        pieces = render([_mapped(message, cut) for message in messages]).split(mark)
-        return [token for piece in pieces if piece for token in self._codec.encode(piece)]
+            pieces = render([_mapped(message, cut) for message in messages]).split(mark)
+        first, *others = pieces
+        ids = self._codec.encode(first) if begins else self._codec.encode_after(first, before)
+        return ids + [token for piece in others if piece for token in self._codec.encode_after(piece)]
 
     @cached_property
     def _special(self) -> re.Pattern[str] | None:
@@ -209,10 +266,9 @@ class ChatTemplate:
         return re.compile("|".join(re.escape(name) for name in reversed(names))) if names else None
 
 
-def _common(one: str, other: str) -> str:
-    """The common beginning of two texts."""
-    length = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:length]
+def _without(tokens: list[int], start: list[int]) -> list[int]:
+    """The tokens without those at their start, if they are there."""
+    return tokens[len(start) :] if tokens[: len(start)] == start else tokens
 
 
 def _calls_answered(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

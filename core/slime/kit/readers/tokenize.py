@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,32 +163,6 @@ def batch_backend(tokenizer: Any) -> Any:
     single = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]
     batch = [one.ids for one in backend.encode_batch_fast(list(_PROBES), add_special_tokens=False)]
     return backend if single == batch else None
-
-
-class Codec:
-    """Encodes and decodes one text at a time, as a tokenizer does.
-
-    What transformers does around the backend of a tokenizer takes several times as long as the backend itself if a text
-    is short. So the backend is used, unless it may give something else.
-
-    Attributes:
-        decode: The text of a list of token ids; takes `skip_special_tokens`. The library's own function.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._encoder = batch_backend(tokenizer)
-        plain = getattr(tokenizer, "is_fast", False) and not tokenizer.clean_up_tokenization_spaces
-        backend = backend_of(tokenizer) if plain else None
-        self.decode: Callable[..., str] = (tokenizer if backend is None else backend).decode
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens around it; those in it become control tokens."""
-        if self._encoder is None:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        else:
-            ids = self._encoder.encode(text, add_special_tokens=False).ids
-        return ids
 
 
 def _render(
