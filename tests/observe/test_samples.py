@@ -81,8 +81,11 @@ def test_invalid_unicode_is_replaced(tmp_path: Path) -> None:
 
 def test_an_integer_of_more_than_64_bits_is_written_as_text(tmp_path: Path) -> None:
     sample = Sample(prompt="hi", response="yo", reward=0.5)
-    row = json.loads(write_eval(tmp_path, 3, "held", [(sample, {"big": 2**70, "small": -5})]).read_text())
+    row = json.loads(
+        write_eval(tmp_path, 3, "held", [(sample, {"big": 2**70, "small": -5, "in": {"n": [2**64, 1]}})]).read_text()
+    )
     assert (row["big"], row["small"], row["reward"]) == (str(2**70), -5, 0.5)
+    assert row["in"] == {"n": [str(2**64), 1]}
 
 
 def test_a_line_has_the_conversation_and_the_metrics_of_the_generator(tmp_path: Path) -> None:

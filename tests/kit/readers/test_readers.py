@@ -48,7 +48,11 @@ def test_rows_and_slices_are_the_same_in_every_format_and_mode(kind: str, part: 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_chats_tools_and_metadata_are_the_same_in_every_format(kind: str, tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", "name": "x"}]
+    chat = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes", "name": "x"},
+        {"role": "user", "content": "go on"},
+    ]
     tools = [{"name": "f", "parameters": {"type": "object"}}]
     rows = [{"prompt": chat, "label": 2.5, "tools": tools, "metadata": {"k": [1, 2], "o": {"a": "b"}}}]
     columns = {"input_key": "prompt", "label_key": "label", "tool_key": "tools"}

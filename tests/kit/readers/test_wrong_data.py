@@ -76,7 +76,6 @@ def test_a_truncated_row_is_not_mistaken_for_json_over_several_lines(tmp_path: P
         ('{"messages": [], "label": "a"}', "Did you mean --input-key messages?"),
         ('{"prompt": "a", "answer": "a"}', "Did you mean --label-key answer?"),
         ('{"prompt": "a"}', "If there are no labels: --label-key none"),
-        ('{"prompt": [{"from": "human", "value": "a"}], "label": "a"}', '[{"role": "user", "content": "..."}]'),
         (json.dumps({"prompt": json.dumps(ROWS[0]["prompt"]), "label": "a"}), "is a chat as JSON text, expected the"),
         ('{"prompt": "a", "label": "b", "metadata": ' + "[" * 60 + "]" * 60 + "}", "nested more than 50 levels deep"),
         ('{"prompt": "\\ud800", "label": "b"}', "is not valid JSON: no low surrogate"),

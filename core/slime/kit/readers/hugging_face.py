@@ -8,9 +8,11 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from slime.errors import DataError, did_you_mean
+from slime.kit.readers.keys import find, nested_fields
 from slime.kit.readers.prompt_source import HUB
 from slime.kit.readers.reader import BadRow, TableReader, not_utf8
 from slime.kit.readers.rows import Columns
+from slime.kit.readers.table_values import has_short_floats, shortest, whole_beyond_floats
 
 _CHOICES = ("config", "split")
 
@@ -20,8 +22,15 @@ class HuggingFaceRows(TableReader):
 
     def __init__(self, name: str, dataset: Any, columns: Columns) -> None:
         """Raises `DataError` if a column is missing."""
-        super().__init__(name, columns, len(dataset))
-        self._dataset = dataset.select_columns(columns.of_table(dataset.column_names, name)).with_format(None)
+        schema = dataset.features.arrow_schema
+        fields = nested_fields(schema)
+        super().__init__(name, columns, len(dataset), fields)
+        names = columns.of_table(fields, name)
+        self._dataset = dataset.select_columns(names).with_format(None)
+        #: the types of the columns in which floats must be shortened
+        self._short = {one: kind for one in names if has_short_floats(kind := schema.field(one).type)}
+        #: whether `datasets` read JSON, and made floats of the integers that it cannot hold
+        self._of_json = dataset.info.builder_name == "json"
 
     def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any] | BadRow]:
         """Rows as dictionaries."""
@@ -31,7 +40,20 @@ class HuggingFaceRows(TableReader):
             if len(numbers) == 1:
                 return [not_utf8(error)]
             return [row for number in numbers for row in self.values_at([number])]
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        for column, kind in self._short.items():
+            columns[column] = [shortest(value, kind) for value in columns[column]]
+        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        return [self._with_digits(row) if self._of_json else row for row in rows]
+
+    def _with_digits(self, row: dict[str, Any]) -> dict[str, Any] | BadRow:
+        keys = [key for key in (self.columns.label_key, self.columns.metadata_key) if key is not None]
+        lost = next((lost for key in keys if (lost := whole_beyond_floats(find(row, key))) is not None), None)
+        if lost is None:
+            return row
+        return BadRow(
+            f": a number of more than 64 bits was read as {lost!r}: the library `datasets` does not keep its digits."
+            " Name the JSON lines file instead of its folder"
+        )
 
 
 def open_hugging_face(name: str, path: str, columns: Columns) -> HuggingFaceRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from array import array
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,8 @@ from typing import BinaryIO
 import orjson
 
 from slime.errors import DataError
+from slime.kit.readers.json_text import parsed, repeated_key
+from slime.kit.readers.keys import find, paths
 from slime.kit.readers.prompt_source import PromptSource
 from slime.kit.readers.reader import BadRow, LocatedRow, Reader
 from slime.kit.readers.rows import Columns, PromptRow
@@ -45,6 +48,9 @@ class JsonLines(Reader):
         self._path = path
         self._start, self._end = 0, os.stat(path).st_size
         self._newlines = array("q", [0])
+        keys = (columns.input_key, columns.label_key, columns.metadata_key, columns.tool_key)
+        #: the keys that are read, and the parts of paths, in quotes
+        self._quoted = [f'"{part}"'.encode() for key in keys if key is not None for part in {key, *key.split(".")}]
 
     def cut(self, source: PromptSource) -> None:
         """Use only the rows of the slice. Reads the file at most twice, in constant memory. Raises `DataError`."""
@@ -133,19 +139,28 @@ class JsonLines(Reader):
         file.seek(stretch * _STRIDE)
         return self._newlines[stretch] + file.read(rest).count(b"\n") + 1
 
+    def names(self) -> list[str]:
+        """The keys of the first row, and those inside its objects."""
+        value = next((orjson.loads(line) for number in range(self.blocks) for _, line in self._lines(number)), None)
+        return paths(value) if isinstance(value, dict) else []
+
     def _row(self, line: bytes, position: int) -> PromptRow | BadRow:
+        text = line.removeprefix(_BOM) if position == 0 else line
         try:
-            value = orjson.loads(line.removeprefix(_BOM) if position == 0 else line)
-        except orjson.JSONDecodeError as error:
-            try:
-                line.decode()
-            except UnicodeDecodeError as wrong:
-                return BadRow(f" is not UTF-8: {wrong.reason} at byte {wrong.start} of the line: {_excerpt(line)}")
+            value = parsed(text)
+        except json.JSONDecodeError as error:
             return BadRow(
                 f" is not valid JSON: {error.msg} at column {error.colno}: {_excerpt(line)}{self._remedy(line)}"
             )
+        except UnicodeDecodeError as wrong:
+            return BadRow(f" is not UTF-8: {wrong.reason} at byte {wrong.start} of the line: {_excerpt(line)}")
         if line.count(b"[") + line.count(b"{") > _BRACKETS and _too_deep(value):
             return BadRow(f" has lists or objects that are nested more than {_DEEPEST} levels deep")
+        if isinstance(value, dict) and (twice := repeated_key(text, self._quoted)) is not None:
+            return BadRow(f" has the key {twice!r} twice in one object, and only one value can count: remove the other")
+        label_key = self.columns.label_key
+        if label_key is not None and isinstance(value, dict) and isinstance(find(value, label_key), float):
+            value[label_key] = find(json.loads(text, parse_float=str), label_key)  # as it is written
         row = self.checked(value)
         if isinstance(row, BadRow) and isinstance(value, list) and value and isinstance(value[0], dict):
             return BadRow(f"{row.reason}. If the whole file is one JSON list: {self._convert('.[]')}")

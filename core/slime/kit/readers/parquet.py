@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, BinaryIO
 
 from slime.errors import DataError
+from slime.kit.readers.keys import nested_fields
 from slime.kit.readers.prompt_source import PromptSource
 from slime.kit.readers.reader import ROWS, BadRow, TableReader, rows_of
 from slime.kit.readers.rows import Columns
@@ -25,8 +26,9 @@ class RowGroups(TableReader):
         """Raises `DataError` if the file is not valid Parquet or lacks a column."""
         file = _open(name, path)
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        super().__init__(name, columns, sum(sizes))
-        self._path, self._names = path, columns.of_table(file.schema_arrow.names, name)
+        fields, self._names = _fields(file, columns, name)
+        super().__init__(name, columns, sum(sizes), fields)
+        self._path = path
         #: first row of each group, and the total number of rows
         self._begins = [0, *accumulate(sizes)]
         self._first_group, self._groups = 0, len(sizes)
@@ -63,7 +65,9 @@ class RowGroups(TableReader):
             with _errors(self.name):
                 if self._file is None:
                     self._file = _open(self.name, self._path)
-                self._group = self._file.read_row_group(number, columns=self._names, use_threads=False)
+                # To pyarrow a dot in a name is a path, so it reads more.
+                group = self._file.read_row_group(number, columns=self._names, use_threads=False)
+                self._group = group.select(self._names)
             self._number = number
         return rows_of(self._group.take([row - self._begins[number] for row in numbers]))
 
@@ -71,8 +75,8 @@ class RowGroups(TableReader):
 class ArrowRows(TableReader):
     """A memory-mapped Arrow file: random access without holding rows in memory."""
 
-    def __init__(self, name: str, columns: Columns, rows: int, unpacked: Unpacked) -> None:
-        super().__init__(name, columns, rows, unpacked)
+    def __init__(self, name: str, columns: Columns, rows: int, fields: Mapping[str, Any], unpacked: Unpacked) -> None:
+        super().__init__(name, columns, rows, fields, unpacked)
         self._path = unpacked.path
 
     def values_at(self, numbers: Sequence[int]) -> list[dict[str, Any] | BadRow]:
@@ -93,7 +97,7 @@ def unpack_parquet(name: str, path: str, columns: Columns) -> ArrowRows:
     import pyarrow as pa
 
     file = _open(name, path)
-    names = columns.of_table(file.schema_arrow.names, name)
+    fields, names = _fields(file, columns, name)
 
     def batches() -> Iterator[Any]:
         with _errors(name):  # errors here are about the Parquet file, not about space for the copy
@@ -103,9 +107,9 @@ def unpack_parquet(name: str, path: str, columns: Columns) -> ArrowRows:
         schema = pa.schema([file.schema_arrow.field(one) for one in names])
         with pa.ipc.new_file(target, schema) as out:
             for batch in batches():
-                out.write_batch(batch)
+                out.write_batch(batch.select(names))  # to pyarrow a dot in a name is a path, so it reads more
 
-    return ArrowRows(name, columns, file.metadata.num_rows, Unpacked(write, name))
+    return ArrowRows(name, columns, file.metadata.num_rows, fields, Unpacked(write, name))
 
 
 def _open(name: str, path: str) -> Any:
@@ -113,6 +117,16 @@ def _open(name: str, path: str) -> Any:
 
     with _errors(name):
         return pq.ParquetFile(path)
+
+
+def _fields(file: Any, columns: Columns, name: str) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a file, and the columns to read. Raises `DataError` if one is missing, or is there twice."""
+    fields = nested_fields(file.schema_arrow)
+    wanted = columns.of_table(fields, name)
+    twice = next((one for one in wanted if file.schema_arrow.names.count(one) > 1), None)
+    if twice is not None:
+        raise DataError(f"{name} has two columns {twice!r}: rename one")
+    return fields, wanted
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
+from slime.kit.readers.keys import RowError, find, paths
 from slime.kit.readers.prompt_source import PromptSource
-from slime.kit.readers.rows import Columns, PromptRow, RowError
+from slime.kit.readers.rows import Columns, PromptRow
+from slime.kit.readers.table_values import has_short_floats, json_value, shortest, without_nulls
 from slime.kit.readers.unpacked import Unpacked
 
 #: rows of a block of a table, and of a part of a larger block
@@ -108,6 +108,10 @@ class Reader(ABC):
             self._unpacked.close()
             self._unpacked = None
 
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The keys of the rows, also those inside their objects, for messages."""
+
     def checked(self, row: object) -> PromptRow | BadRow:
         """The row as slime uses it, or the reason why it is unusable."""
         try:
@@ -119,9 +123,16 @@ class Reader(ABC):
 class TableReader(Reader):
     """A reader whose positions are row numbers, counted from 0."""
 
-    def __init__(self, name: str, columns: Columns, rows: int, unpacked: Unpacked | None = None) -> None:
+    def __init__(
+        self, name: str, columns: Columns, rows: int, fields: Mapping[str, Any], unpacked: Unpacked | None = None
+    ) -> None:
         super().__init__(name, columns, unpacked)
         self._first, self._after = 0, rows
+        self._fields = fields
+
+    def names(self) -> list[str]:
+        """The columns, and the fields inside them."""
+        return paths(self._fields)
 
     def cut(self, source: PromptSource) -> None:
         """Use only the rows of the slice. Raises `DataError` if it is empty."""
@@ -133,7 +144,8 @@ class TableReader(Reader):
 
     def rows_at(self, positions: Sequence[int]) -> list[PromptRow | BadRow]:
         """The rows with these numbers."""
-        return [one if isinstance(one, BadRow) else self._row(one) for one in self.values_at(positions)]
+        values = self.values_at(positions)
+        return [one if isinstance(one, BadRow) else self._row(one) for one in values]
 
     @property
     def rows(self) -> int:
@@ -160,26 +172,21 @@ class TableReader(Reader):
         return f"{self.name}: row {position}"
 
     def _row(self, values: dict[str, Any]) -> PromptRow | BadRow:
-        """Drop nulls first: a table stores null for a field that a message or schema does not have."""
+        """A row as a file of JSON would have it."""
         columns = self.columns
-        prompt = values.get(columns.input_key)
-        if isinstance(prompt, list):
-            values[columns.input_key] = [_without_nulls(one, keep="content") for one in prompt]
-        if columns.tool_key is not None and isinstance(tools := values.get(columns.tool_key), list):
-            values[columns.tool_key] = [_without_nulls(one) for one in tools]
-        if values.get(columns.metadata_key) is not None:
+        row = {}
+        for name, value in values.items():
             try:
-                # Checkpoints store metadata as JSON. Converting dates to text here keeps fresh and resumed runs alike.
-                values[columns.metadata_key] = orjson.loads(orjson.dumps(values[columns.metadata_key]))
+                row[name] = json_value(value)
             except TypeError as error:
-                return BadRow(f": {columns.metadata_key!r} cannot be stored as JSON: {error}")
-        return self.checked(values)
-
-
-def _without_nulls(value: Any, keep: str | None = None) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None or k == keep}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+                if name in (columns.metadata_key, columns.metadata_key.partition(".")[0]):
+                    return BadRow(f": {columns.metadata_key!r} cannot be stored as JSON: {error}")
+                row[name] = value
+        # A table stores null for a field that a message or schema does not have.
+        for key, keep in ((columns.input_key, "content"), (columns.tool_key, None)):
+            if key is not None and isinstance(found := find(row, key), list):
+                row[key] = without_nulls(found, keep)
+        return self.checked(row)
 
 
 def rows_of(table: Any) -> list[dict[str, Any] | BadRow]:
@@ -195,6 +202,11 @@ def rows_of(table: Any) -> list[dict[str, Any] | BadRow]:
                 return [not_utf8(error)]
             return [BadRow(f": it has a value that cannot be read: {' '.join(str(error).split())}")]
         return [row for number in range(table.num_rows) for row in rows_of(table.slice(number, 1))]
+    for field in table.schema:
+        if has_short_floats(field.type):
+            for row in rows:
+                assert isinstance(row, dict)
+                row[field.name] = shortest(row[field.name], field.type)
     return rows
 
 

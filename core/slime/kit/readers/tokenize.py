@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from slime.errors import DataError
+from slime.kit.readers.messages import ROLES
 from slime.kit.readers.rows import PromptRow
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 #: texts on which batch encoding must agree with single encoding
 _PROBES = ("Hello, world! 1+2=", " é\n\t<|end|> <s>x</s>", "")
+#: stands for a content in the question whether a template prints it
+_MARK = "slime-content-4711"
 
 
 @dataclass(frozen=True)
@@ -181,11 +185,40 @@ def _render(
                 " mention `tools`). Use a model whose template does, or drop --tool-key"
             )
         variables = {**variables, "tools": tools}
+
+    def rendered(chat: list[dict[str, Any]]) -> str:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **variables))
+
+    for number, message in enumerate(messages):
+        role = str(message.get("role"))
+        # A template that names no other role prints any, or none: in neither case was the model trained with it.
+        if role not in ROLES and isinstance(template, str) and not re.search(rf"['\"]{re.escape(role)}['\"]", template):
+            raise DataError(
+                f"message {number} has the role {role!r}, which the chat template does not name; expected"
+                f" {', '.join(ROLES)}"
+            )
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **variables)
+        text = rendered(messages)
+        if any(message.get("content", "") is None for message in messages):
+            empty = rendered([{**message, "content": message.get("content") or ""} for message in messages])
+            text = empty if text.count("None") > empty.count("None") else text
     except Exception as error:  # the boundary around the model's own template
         raise DataError(f"the chat template refuses the prompt: {type(error).__name__}: {error}") from error
-    return str(text)
+    lost: list[int] = []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if message.get("role") == "assistant" or not isinstance(content, str) or content.strip() in text:
+            continue
+        # Templates may cut or quote contents. Does this one print them at all?
+        marked = [*messages[:number], {**message, "content": _MARK}, *messages[number + 1 :]]
+        with suppress(Exception):  # a template may refuse the mark
+            if _MARK not in rendered(marked):
+                lost.append(number)
+    if lost:
+        raise DataError(
+            f"the chat template drops the content of message {lost[0]} (role {messages[lost[0]]['role']!r})"
+        )
+    return text
 
 
 def knows_tools(template: Any) -> bool:

@@ -1,0 +1,230 @@
+"""Numbers, dates and what is missing: labels and metadata hold what the file shows, in every format."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.support.prompt_files import write_rows
+
+from slime.errors import DataError
+from slime.kit.readers import PromptFile, PromptRow
+
+FIB_100 = 354224848179261915075
+
+
+def read_text(folder: Path, *lines: str, **keys: Any) -> list[PromptRow]:
+    path = folder / "p.jsonl"
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+    return list(PromptFile(path, **{"input_key": "prompt", "label_key": "label"} | keys))
+
+
+def read_table(folder: Path, kind: str, **columns: Any) -> list[PromptRow]:
+    table = pa.table({"prompt": ["q"] * len(next(iter(columns.values()))), **columns})
+    path = folder / ("t.parquet" if kind == "parquet" else "t")
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        import datasets
+
+        datasets.Dataset(table).save_to_disk(path)
+    label_key = "label" if "label" in columns else None
+    return list(PromptFile(path, input_key="prompt", label_key=label_key))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "18446744073709551615",
+        "18446744073709551616",
+        "-9223372036854775809",
+        str(FIB_100),
+        "7" * 400,
+        "1.0",
+        "0.10",
+        "1e5",
+        "3.14159265358979323846",
+        "1e22",
+        "-0.0",
+        "0",
+    ],
+)
+def test_a_number_of_json_lines_is_a_label_as_it_is_written(tmp_path: Path, number: str) -> None:
+    [row] = read_text(tmp_path, f'{{"prompt": "q", "label": {number}, "metadata": {{"label": 1}}}}')
+    [nested] = read_text(tmp_path, f'{{"prompt": "q", "reward": {{"truth": {number}}}}}', label_key="reward.truth")
+    assert row.label == nested.label == number
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, [FIB_100, "x"], {"cases": [{"in": 10**30}]}, 0.1, 2**53 + 1])
+def test_numbers_in_metadata_keep_their_digits(tmp_path: Path, value: Any) -> None:
+    [row] = read_text(tmp_path, json.dumps({"prompt": "é\u2028", "label": "1", "metadata": {"n": value}}))
+    assert (row.metadata, row.prompt) == ({"n": value}, "é\u2028")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "folder"])
+@pytest.mark.parametrize(
+    ("column", "labels"),
+    [
+        (pa.array([0.1, 2.5, 1.0], pa.float32()), ["0.1", "2.5", "1"]),
+        (pa.array([0.1, 1.0], pa.float16()), ["0.1", "1"]),
+        (pa.array([1.0, 0.1, -3.0, 2.0**53]), ["1", "0.1", "-3", "9007199254740992"]),
+        (pa.array([1, -2], pa.int8()), ["1", "-2"]),
+        (pa.array([2**64 - 1], pa.uint64()), ["18446744073709551615"]),
+        (pa.array([Decimal(FIB_100)], pa.decimal128(38, 0)), [str(FIB_100)]),
+        (pa.array([Decimal("1.10"), Decimal("0")], pa.decimal128(9, 2)), ["1.10", "0.00"]),
+        (pa.array([datetime.date(2024, 2, 29)]), ["2024-02-29"]),
+    ],
+)
+def test_a_column_of_a_table_is_text_as_its_owner_sees_it(
+    tmp_path: Path, kind: str, column: pa.Array, labels: list[str]
+) -> None:
+    if kind == "folder" and pa.types.is_float16(column.type):
+        pytest.skip("datasets does not save float16")
+    assert [row.label for row in read_table(tmp_path, kind, label=column)] == labels
+
+
+@pytest.mark.parametrize("kind", ["parquet", "folder"])
+def test_metadata_of_a_table_is_json(tmp_path: Path, kind: str) -> None:
+    kinds = pa.struct(
+        [
+            ("short", pa.list_(pa.float32())),
+            ("large", pa.decimal128(38, 0)),
+            ("price", pa.decimal128(9, 2)),
+            ("day", pa.date32()),
+            ("at", pa.timestamp("us")),
+            ("none", pa.float64()),
+            ("yes", pa.bool_()),
+        ]
+    )
+    at = datetime.datetime(2024, 2, 29, 1, 2, 3)
+    row = {
+        "short": [0.1, None],
+        "large": Decimal(FIB_100),
+        "price": Decimal("2.50"),
+        "day": datetime.date(2024, 2, 29),
+        "at": at,
+        "none": float("nan"),
+        "yes": True,
+    }
+    [read] = read_table(tmp_path, kind, metadata=pa.array([row], kinds))
+    assert read.metadata == {
+        "short": [0.1, None],
+        "large": FIB_100,
+        "price": "2.50",
+        "day": "2024-02-29",
+        "at": "2024-02-29T01:02:03",
+        "none": None,
+        "yes": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([float("nan")]), "row 0: 'label' is null"),
+        (pa.array([1e20]), r"row 0: 'label' is the float 1e\+20, whose last digits"),
+        (pa.array([float("inf")]), "row 0: 'label' is the float inf"),
+        (pa.array([True]), "row 0: 'label' is a boolean"),
+        (pa.array([b"1"]), "row 0: 'label' is a bytes"),
+    ],
+)
+def test_a_label_that_is_not_known_is_refused(tmp_path: Path, column: pa.Array, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_table(tmp_path, "parquet", label=column)
+
+
+def test_metadata_without_bounds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="row 0: 'metadata' cannot be stored as JSON: infinity"):
+        read_table(tmp_path, "parquet", metadata=[{"k": float("inf")}])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('"label": 1e400', "number is infinity when parsed as double: write it as a string"),
+        (f'"label": {"1" * 20}, "metadata": {{"n": 1e400}}', "number is infinity"),
+        ('"label": NaN', "JSON has no NaN: write null, or a string at column"),
+        ('"label": -Infinity', "JSON has no -Infinity"),
+        (f'"label": "1", "metadata": {{"a": {"1" * 20}, "b": NaN}}', "JSON has no NaN"),
+        (f'"label": "1", "metadata": {{"n": {"1" * 5000}}}', "a number of 5000 digits is too long"),
+        (f'"label": {"1" * 20}, "metadata": {{"s": "\\ud800"}}', "half of a surrogate pair"),
+        (f'"label": {"1" * 20}, "metadata": {"[" * 5000}', "depth limit exceeded"),
+        ('"label": "1", "label": "2"', "has the key 'label' twice in one object"),
+        (f'"label": {"1" * 20}, "label": "2"', "has the key 'label' twice in one object"),
+    ],
+)
+def test_a_line_of_which_readers_disagree_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"p\.jsonl:2 .*{message}"):
+        read_text(tmp_path, '{"prompt": "a", "label": "b"}', f'{{"prompt": "q", {line}}}')
+
+
+def test_marks_and_line_ends_of_other_systems_are_no_content(tmp_path: Path) -> None:
+    rows = read_text(
+        tmp_path, '\ufeff{"prompt": "a", "label": 18446744073709551616}\r', "\r", '{"prompt": "b", "label": 2}\r'
+    )
+    assert [(row.prompt, row.label) for row in rows] == [("a", "18446744073709551616"), ("b", "2")]
+
+
+def test_digits_that_a_library_lost_are_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for number, place in (("label", {"label": FIB_100}), ("metadata", {"label": 1, "metadata": {"n": [2**64]}})):
+        (folder / "train.jsonl").write_text(json.dumps({"prompt": number, **place}) + "\n")
+        with pytest.raises(DataError, match=r"row 0: a number of more than 64 bits .*Name the JSON lines file"):
+            PromptFile(folder, input_key="prompt", label_key="label")
+
+
+VERL = {"prompt": [{"role": "user", "content": "1+1="}], "reward_model": {"ground_truth": 2, "style": "rule"}}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder"])
+@pytest.mark.parametrize(
+    "label_key", ["reward_model.ground_truth", "reward_model.truth", "reward_model.ground_truth.x"]
+)
+def test_keys_lead_into_columns(tmp_path: Path, kind: str, label_key: str) -> None:
+    inner = {"question": "1+1=", "meta": {"k": 0.5}, "tools": [{"name": "f"}]}
+    path = write_rows(tmp_path, kind, [VERL | {"extra": inner, "a.b": "plain", "a": {"b": "nested"}}])
+    keys: dict[str, Any] = {"metadata_key": "extra.meta", "tool_key": "extra.tools"}
+    if label_key != "reward_model.ground_truth":
+        what = "key" if kind == "jsonl" else "column"
+        inside = (
+            "'reward_model.ground_truth' is no object"
+            if label_key.endswith("x")
+            else ("Keys of 'reward_model': 'ground_truth', 'style'")
+        )
+        said = rf"has no {what} '{label_key}' \(--label-key\). Its {what}s: 'prompt'"
+        message = rf"{said}.*{inside}.*reward_model.ground_truth\?"
+        with pytest.raises(DataError, match=message):
+            PromptFile(path, input_key="prompt", label_key=label_key)
+        return
+    [row] = PromptFile(path, input_key="extra.question", label_key=label_key, **keys)
+    assert (row.prompt, row.label, row.tools) == ("1+1=", "2", inner["tools"])
+    assert row.metadata == {"k": 0.5, "tools": inner["tools"]}
+    [literal] = PromptFile(path, input_key="a.b", label_key=None)
+    assert literal.prompt == "plain"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_the_keys_of_a_known_schema_are_suggested(tmp_path: Path, kind: str) -> None:
+    path = write_rows(tmp_path, kind, [VERL])
+    with pytest.raises(DataError, match=r"Did you mean --label-key reward_model\.ground_truth\?"):
+        PromptFile(path, input_key="prompt", label_key="label")
+    with pytest.raises(DataError, match="'reward_model' is an object with the keys 'ground_truth', 'style'"):
+        PromptFile(path, input_key="prompt", label_key="reward_model")
+
+
+def test_a_column_that_a_table_has_twice_is_refused(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["prompt", "prompt"]), tmp_path / "t.parquet"
+    )
+    with pytest.raises(DataError, match=r"t\.parquet has two columns 'prompt'"):
+        PromptFile(tmp_path / "t.parquet", input_key="prompt", label_key=None)
