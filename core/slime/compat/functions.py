@@ -138,19 +138,21 @@ class PlacedFunctions:
         return component
 
 
-def place_functions(config: RunConfig) -> PlacedFunctions:
+def place_functions(config: RunConfig, only: str | None = None) -> PlacedFunctions:
     """Replace every function given by path by the name of its component: its absolute path and its name.
 
-    References that are not found are left unchanged. Calling it again changes nothing.
+    References that are not found are left unchanged. Calling it again changes nothing. `only` a kind of component is
+    looked for, if a command uses no other.
     """
     placed = PlacedFunctions(config)
     for slot in SLOTS.values():
-        _place_slot(placed, slot)
-    for name, (section, key) in BATCH_FUNCTIONS.items():
+        if only in (None, kind_of(slot.name).name):
+            _place_slot(placed, slot)
+    for name, (section, key) in () if only else BATCH_FUNCTIONS.items():
         text = getattr(getattr(config, section), key)
         if text is not None and (found := placed.find(name, text, f"--{key.replace('_', '-')}")) is not None:
             placed.config = placed.config.with_options(section, **{key: found.id})
-    sets = [_placed_set(placed, one) for one in config.evaluation.sets]
+    sets = [_placed_set(placed, one, only) for one in config.evaluation.sets]
     if sets != config.evaluation.sets:
         placed.config = placed.config.with_options("evaluation", sets=sets)
     return placed
@@ -194,13 +196,13 @@ def _place_own_filter(placed: PlacedFunctions, source: str) -> None:
             placed.config = placed.config.with_options("rollout", buffer_filter=found.id)
 
 
-def _placed_set(placed: PlacedFunctions, one: EvalSetOptions) -> EvalSetOptions:
+def _placed_set(placed: PlacedFunctions, one: EvalSetOptions, only: str | None) -> EvalSetOptions:
     choices: Mapping[str, Any] = {"reward": one.reward, "generator": one.generator}
     return one.model_copy(
         update={
             kind: _placed_choice(placed, kind, choice, f"[[evaluation.sets]] {one.name}: {kind}")
             for kind, choice in choices.items()
-            if choice is not None
+            if choice is not None and only in (None, kind)
         }
     )
 

@@ -93,7 +93,7 @@ class ComponentBuilder:
         """The run's own generator and rewards."""
         rewards = [one for one in self.used.values() if one.use.kind == "reward" and one.use.eval_set is None]
         generator = self._generator(self.used["generator"])
-        return self._pipeline(generator, self._scorer(rewards))
+        return self._pipeline(generator, self.scorer(rewards))
 
     def evaluation(self, training: Pipeline) -> Evaluation:
         """The evaluation sets. Sets with the same component and the same options share it.
@@ -110,7 +110,7 @@ class ComponentBuilder:
             if generator is not None and generator_key not in generators:
                 generators[generator_key] = self._generator(generator)
             if reward is not None and reward_key not in scorers:
-                scorers[reward_key] = self._eval_scorer(reward)
+                scorers[reward_key] = self.eval_scorer(reward)
             pipeline = self._pipeline(generators[generator_key], scorers[reward_key])
             sets.append(EvalSet(settings, load_prompts(settings, self.config, self.tokenizer), pipeline))
         seed, in_turn = self.config.data.rollout_seed, self.config.run.deterministic
@@ -159,13 +159,13 @@ class ComponentBuilder:
             return EVALUATION_SAMPLES
         return self.config.batch.prompts * self.config.rollout.n_samples_per_prompt
 
-    def _eval_scorer(self, resolved: Resolved) -> Scorer:
+    def eval_scorer(self, resolved: Resolved) -> Scorer:
         """The scorer of an evaluation set that has its own reward."""
         scorer = Scorer([Term(resolved.component.spec, self._caller(resolved, 1), self.health(resolved))])
         self.scorers.append(scorer)
         return scorer
 
-    def _scorer(self, rewards: list[Resolved]) -> Scorer | None:
+    def scorer(self, rewards: list[Resolved]) -> Scorer | None:
         """All rewards of the run; None if it has none."""
         if not rewards:
             return None

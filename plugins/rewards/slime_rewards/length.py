@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from slime.plugin import Context, Reward, Sample
+from slime_rewards.extraction import describe
 from slime_rewards.options import LengthOptions
 
 
@@ -28,7 +29,7 @@ class Length:
 
     async def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """One reward per sample, in the same order."""
-        return [Reward(self._value(sample.response_length)) for sample in samples]
+        return [Reward(self._value(_length_of(sample))) for sample in samples]
 
     def _value(self, tokens: int) -> float:
         free, limit = self._options.free, self._options.limit
@@ -36,3 +37,9 @@ class Length:
         if self._options.shape == "linear":
             return 1.0 - x
         return (1.0 + math.cos(math.pi * x)) / 2 if self._options.shape == "cosine" else -x
+
+
+def _length_of(sample: Sample) -> int:
+    if sample.response and not sample.response_length:
+        raise ValueError(f"{describe(sample)} has a response and no number of tokens (response_length)")
+    return sample.response_length

@@ -69,6 +69,8 @@ _OTHER_KEYS = {
         "completion",
         "response",
     ),
+    "--response-key": ("output", "completion", "generated_text", "generation", "model_output", "answer", "text"),
+    "--expected-key": ("reward", "score", "correct", "verdict"),
 }
 
 
