@@ -51,7 +51,7 @@ def save(tmp_path: Path, base_words: Sequence[str], prompts: Path) -> Save:
         config = load_config([*own, *words])
         writer = CheckpointWriter(tmp_path / "saved", config, load_plugins(config.plugins).provenance(plain))
         temporary = writer.begin(rollouts_done)
-        (temporary / "megatron" / "common.pt").write_bytes(b"weights")
+        (temporary / "megatron" / "__0_0.distcp").write_bytes(b"weights")
         writer.commit(temporary, {}, rollouts_done=rollouts_done, weight_version=3, trained_at={3: 2})
         return tmp_path / "saved"
 
@@ -89,14 +89,14 @@ def test_a_damaged_checkpoint_is_refused_before_anything_starts(
 ) -> None:
     save(rollouts_done=1)
     folder = save(rollouts_done=2)
-    (folder / "rollout_000002" / "megatron" / "common.pt").write_bytes(b"wei")
+    (folder / "rollout_000002" / "megatron" / "__0_0.distcp").write_bytes(b"wei")
     ended = {
         "train": lambda: slime("train", *base_words, "--num-rollout", "5", "--load", str(folder), "--dry-run"),
         "eval": lambda: slime("eval", str(folder), "--dry-run"),
         "convert": lambda: slime("convert", str(folder), "model"),
     }[command]()
     assert (ended.code, loop.calls) == (2, []) and "Traceback" not in ended.err
-    assert f"{folder}/rollout_000002 is damaged: megatron/common.pt has 3 bytes, and had 7" in ended.err
+    assert f"{folder}/rollout_000002 is damaged: megatron/__0_0.distcp has 3 bytes, and had 7" in ended.err
     option = {"train": "--load {}", "eval": "slime eval {}", "convert": "slime convert {} DIR"}[command]
     intact = folder / "rollout_000001"
     assert f"The newest intact checkpoint is {intact}: {option.format(intact)}" in ended.err
@@ -108,7 +108,7 @@ def test_damaged_checkpoints_are_skipped_on_request(
     for done in (1, 2, 3):
         folder = save(rollouts_done=done)
     for done in (2, 3):
-        (folder / f"rollout_00000{done}" / "megatron" / "common.pt").write_bytes(b"wei")
+        (folder / f"rollout_00000{done}" / "megatron" / "__0_0.distcp").write_bytes(b"wei")
     words = [*base_words, "--eval-prompt-data", "own", str(prompts), "--eval-interval", "1", "--num-rollout", "5"]
     words += ["--load", str(folder), "--save", str(folder)]
     refused = slime("train", *words)
@@ -120,14 +120,16 @@ def test_damaged_checkpoints_are_skipped_on_request(
 
     ended = slime("train", *words, "--skip-damaged-checkpoints")
     assert ended.code == 0, ended.err
-    third, second, used = (line for line in ended.err.splitlines() if "rollout_" in line)
-    damage = "is damaged: megatron/common.pt has 3 bytes, and had 7 when it was saved"
+    third, second, used, *_, left = (line for line in ended.err.splitlines() if "rollout_" in line)
+    assert "(rollout_000002, rollout_000003): they are moved to a folder abandoned_N" in left
+    damage = "is damaged: megatron/__0_0.distcp has 3 bytes, and had 7 when it was saved"
     assert f"note: skipped: checkpoint {folder}/rollout_000003 {damage}" in third
     assert f"note: skipped: checkpoint {folder}/rollout_000002 {damage}" in second
     assert used.endswith(f"continues from {folder}/rollout_000001: 2 rollouts are lost, and are done again")
     [(_, (config, _, _))] = loop.calls
     assert config.checkpoint.load == f"{folder}/rollout_000001"
     assert (folder / "latest").read_text() == "rollout_000001\n", "it would name a damaged one until the next save"
+    assert sorted(path.name for path in (folder / "abandoned_1").iterdir()) == ["rollout_000002", "rollout_000003"]
     assert slime("train", *words, "--run-name", "c").code == 0, "`latest` names an intact one now"
 
 

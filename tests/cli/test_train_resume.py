@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,17 +64,70 @@ def test_a_stated_checkpoint_wins(slime: Slime, interrupted: Loop) -> None:
     assert interrupted.configs[-1].checkpoint.load == str(RUN / "checkpoints" / "rollout_000002")
 
 
-def test_a_run_that_went_back_does_not_jump_ahead_before_it_has_saved(slime: Slime, interrupted: Loop) -> None:
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_run_that_goes_back_sets_aside_what_it_leaves(
+    slime: Slime, words: list[str], interrupted: Loop
+) -> None:
     root = RUN / "checkpoints"
     save_checkpoint(interrupted.configs[0], 3)
-    os.utime(root / "latest", (1, 1))  # long ago
-    back = str(root / "rollout_000002")
-    assert slime("train", "--resume", str(RUN), "--load", back, "--num-rollout", "5").code == 0
-    assert slime("train", "--resume", str(RUN), "--num-rollout", "6").code == 0
-    assert interrupted.configs[-1].checkpoint.load == str(Path(back).absolute())
-    os.utime(root / "latest")  # it has saved
-    assert slime("train", "--resume", str(RUN), "--num-rollout", "7").code == 0
+    save_checkpoint(interrupted.configs[0], 4)
+    back = ("--resume", str(RUN), "--load", str(root / "rollout_000002"), "--num-rollout", "7")
+    told = "the run leaves the checkpoints after rollout_000002 (rollout_000003, rollout_000004): they are moved to"
+    assert told in " ".join(slime("train", *back, "--dry-run").out.split())
+    assert names(root) == ["latest", "rollout_000002", "rollout_000003", "rollout_000004"], "a dry run changes nothing"
+
+    assert told in slime("train", *back).err
+    assert names(root) == ["abandoned_1", "latest", "rollout_000002"]
+    assert names(root / "abandoned_1") == ["rollout_000003", "rollout_000004"]
+    assert (root / "latest").read_text() == "rollout_000002\n"
+    assert slime("train", "--resume", str(RUN), "--num-rollout", "8").code == 0  # it was killed before it could save
     assert interrupted.configs[-1].checkpoint.load == str(root)
+
+    save_checkpoint(interrupted.configs[-1], 5)
+    assert slime("train", *back).code == 0
+    assert names(root / "abandoned_2") == ["rollout_000005"] and names(root / "abandoned_1")
+    left = str(root / "abandoned_1" / "rollout_000004")
+    ended = slime(*words, "--run-name", "left", "--load", left, "--num-rollout", "9")
+    assert ended.code == 0 and interrupted.configs[-1].checkpoint.load == left, ended.err
+
+
+def test_a_checkpoint_of_another_run_in_its_folder_is_noted_with_what_differs(
+    slime: Slime, words: list[str], interrupted: Loop
+) -> None:
+    interrupted.saves = 2
+    name = words.index("--run-name")
+    other = [*words[:name], *words[name + 2 :], "--run-name", "other", "--lr", "2e-4", "--n-samples-per-prompt", "2"]
+    other += ["--estimator.eps", "0.5", "--eps-clip", "0.1"]
+    assert slime(*other).code == 130
+    shutil.rmtree(RUN / "checkpoints" / "rollout_000002")
+    shutil.copytree("outputs/other/checkpoints/rollout_000002", RUN / "checkpoints" / "rollout_000002")
+    ended = slime("train", "--resume", str(RUN), "--dry-run")
+    assert ended.code == 0, ended.err
+    found = " ".join(ended.out.split())
+    assert "rollout_000002 was saved by the run other, with other options: --eps-clip" in found
+    for difference in ("--lr 0.0001 (was 0.0002)", "--estimator.eps none (was 0.5)", "--eps-clip none (was 0.1)"):
+        assert difference in found
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_a_checkpoint_under_another_name_is_refused(slime: Slime) -> None:
+    root = RUN / "checkpoints"
+    shutil.copytree(root / "rollout_000002", root / "rollout_000003")
+    (root / "latest").write_text("rollout_000003\n")
+    ended = slime("train", "--resume", str(RUN))
+    assert ended.code == 2
+    assert "rollout_000003 is another checkpoint: it was saved after 2 rollouts, and its name says 3" in ended.err
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_changed_options_are_noted(slime: Slime) -> None:
+    ended = slime("train", "--resume", str(RUN), "--num-rollout", "6", "--lr", "1e-5", "--dry-run")
+    found = " ".join(ended.out.split())
+    assert "was saved with other options: --num-rollout 6 (was 4), --lr 1e-05 (was 0.0001)" in found
+    assert "other options" not in slime("train", "--resume", str(RUN), "--dry-run").out
 
 
 @pytest.mark.parametrize("trained", [False, True])

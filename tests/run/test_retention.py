@@ -160,13 +160,11 @@ def test_without_the_numbers_of_the_earlier_run_its_checkpoints_stay() -> None:
     assert kept_by.superfluous([2, 4, 6, 8], 8) == [6]
 
 
-def test_checkpoints_of_an_earlier_attempt_do_not_count_and_are_deleted_once_passed() -> None:
-    """Continued from 4, in a folder in which 5 and 7 are left of a run that went another way, damaged ones perhaps."""
+def test_what_neither_this_run_nor_the_one_before_has_saved_stays() -> None:
     kept_by = retention(save_keep_last=2)
     kept_by.resumed(4)
-    assert kept_by.superfluous([2, 4, 5, 6, 7], 6) == [2, 5]
-    assert kept_by.superfluous([4, 6, 7, 8], 8) == [4, 7]
-    # A run that continues no other has found the folder empty: what it did not write is somebody else's.
+    assert kept_by.superfluous([2, 4, 5, 6, 7], 6) == [2]
+    assert kept_by.superfluous([4, 6, 7, 8], 8) == [4]
     assert retention(save_keep_last=1).superfluous([2, 4, 5], 5) == []
 
 

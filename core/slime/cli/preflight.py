@@ -39,7 +39,7 @@ from slime.plugin import FamilySpec
 from slime.registry.plugin_set import PluginSet
 from slime.registry.provenance import model_code
 from slime.registry.resolve import Resolved
-from slime.run.checkpoint.read import Checkpoint, Fallback, intact_checkpoint, intact_or_before
+from slime.run.checkpoint.read import Checkpoint, Fallback, intact_checkpoint, intact_or_before, later_checkpoints
 from slime.run.folders import LOCK, require_export_folder, require_own_folder
 from slime.weights.hf_config import require_own_code
 from slime.weights.mapping import differences
@@ -78,6 +78,11 @@ class Preflight:
     def finished(self) -> Checkpoint | None:
         """The checkpoint of a run in which everything is trained, and of which only the model is exported."""
         return self.checkpoint if self.trained and not self.unevaluated else None
+
+    @property
+    def left_behind(self) -> list[Path]:
+        """The checkpoints after the one that the run goes on from, in the folder that it saves to."""
+        return [] if self.checkpoint is None or self.trained else later_checkpoints(self.config, self.checkpoint)
 
     @property
     def export_folder(self) -> Path:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from slime import __version__
+from slime.cli.preflight import Preflight
 from slime.config import RunConfig, config_from_toml, read_config
 from slime.config.assemble import assemble
 from slime.config.choices import override
 from slime.config.command_line import CommandLine
+from slime.config.run_config import SECTIONS
 from slime.config.run_file import read_run_file
 from slime.errors import CheckpointError, ConfigError
+from slime.errors.redaction import MARK
 from slime.observe.metrics import eval_set_names, read_metrics
 from slime.run.checkpoint.read import LATEST, STATE, checkpoints_in, read_checkpoint
 from slime.run.folders import finished_rollouts
@@ -127,17 +130,12 @@ def _other_version(folder: Path) -> str:
 
 
 def _newest(saved: RunConfig, folder: Path) -> str | None:
-    """Where a run folder's run continues: in its `--save` folder if there is a checkpoint, else where it began.
-
-    A run that began with an older checkpoint of its own `--save` has those after it there too, until it saves.
-    """
+    """Where a run folder's run continues: in its `--save` folder if there is a checkpoint, else where it began."""
     root, load = Path(saved.checkpoint.save or folder / "checkpoints"), saved.checkpoint.load
-    latest = root / LATEST
-    if not latest.exists():
-        # A run that was killed a moment before it could write `latest` has a complete checkpoint.
-        return next((str(path) for path in checkpoints_in(root)), load)
-    went_back = load is not None and Path(load).parent.resolve() == root.resolve()
-    return load if went_back and latest.stat().st_mtime < (folder / CONFIG).stat().st_mtime else str(root)
+    if (root / LATEST).exists():
+        return str(root)
+    # A run that was killed a moment before it could write `latest` has a complete checkpoint.
+    return next((str(path) for path in checkpoints_in(root)), load)
 
 
 def _saved_by(root: Path, name: str) -> bool:
@@ -167,10 +165,72 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
     total = config.rollout.num_rollout
     if total is None:
         return False
-    if finished_rollouts(folder) >= max(total, 1):
+    if finished_rollouts(folder) >= max(total, 1) and not _goes_back(config):
         return True
     if config.checkpoint.load is None or config.checkpoint.save_hf is not None or lacks_evaluation(config, folder):
         return False
     with suppress(CheckpointError):
         return read_checkpoint(Path(config.checkpoint.load)).is_last(config)
     return False
+
+
+def _goes_back(config: RunConfig) -> bool:
+    """Whether --load names an older checkpoint than the newest beside it, after which there is something to train."""
+    with suppress(CheckpointError):
+        start = None if config.checkpoint.load is None else read_checkpoint(Path(config.checkpoint.load))
+        if start is not None and not start.is_last(config):
+            return checkpoints_in(start.place.parent)[:1] != [start.place]
+    return False
+
+
+# --- what a run goes on from -------------------------------------------------------------------------
+
+
+def continued_notes(checked: Preflight, *, resumes: bool) -> Iterator[str]:
+    """What differs from the run that saved the checkpoint, and what the run leaves behind.
+
+    Args:
+        checked: The run.
+        resumes: Whether it goes on in its own folder, where all checkpoints should be its own.
+    """
+    start, config = checked.checkpoint, checked.config
+    if start is None:
+        return
+    saved = start.config
+    other = list(_other_options(saved, config))
+    if resumes and saved.run.run_name != config.run.run_name:
+        how = f", with other options: {', '.join(other)}" if other else ", with the same options"
+        yield f"{start.place} was saved by the run {saved.run.run_name}{how}. Is it the one that you mean?"
+    elif other:
+        yield f"{start.place} was saved with other options: {', '.join(other)}"
+    if checked.left_behind:
+        names = ", ".join(path.name for path in reversed(checked.left_behind))
+        yield (
+            f"the run leaves the checkpoints after {start.place.name} ({names}): they are moved to a folder abandoned_N"
+            f" in {start.place.parent}, and you may delete them"
+        )
+
+
+def _other_options(saved: RunConfig, now: RunConfig) -> Iterator[str]:
+    """The options of training and sampling that differ, as flags. Paths may have moved, and are left out."""
+    for section in ("rollout", "algorithm", "reward", "lora"):
+        for name in SECTIONS[section].model_fields:
+            was, value = getattr(getattr(saved, section), name), getattr(getattr(now, section), name)
+            yield from _difference(SECTIONS[section].model_fields[name].alias or name, was, value)
+    yield from _difference("seed", saved.run.seed, now.run.seed)
+    for prefix, before, after in (
+        ("", saved.megatron, now.megatron),
+        ("sglang_", saved.sglang, now.sglang),
+        *(
+            (f"{slot}.", saved.component_options.get(slot, {}), now.component_options.get(slot, {}))
+            for slot in sorted({*saved.component_options, *now.component_options})
+        ),
+    ):
+        for name in sorted({*before, *after}):
+            yield from _difference(prefix + name, before.get(name), after.get(name))
+
+
+def _difference(name: str, was: object, value: object) -> Iterator[str]:
+    if str(was) != str(value) and "/" not in f"{was}{value}" and MARK not in str(was):
+        shown = ["none" if one is None else str(one) for one in (value, was)]
+        yield f"--{name.replace('_', '-')} {shown[0]} (was {shown[1]})"

@@ -12,7 +12,7 @@ from pathlib import Path
 from slime.cli.checkpoint_config import exporting_config
 from slime.cli.plan import lines_of_plugins, plan_text
 from slime.cli.preflight import Preflight, preflight
-from slime.cli.resume import CONFIG, is_finished, lacks_evaluation, resumed_config, split_resume
+from slime.cli.resume import CONFIG, continued_notes, is_finished, lacks_evaluation, resumed_config, split_resume
 from slime.cli.train_help import engine_help, search_help, train_help
 from slime.compat.functions import place_functions
 from slime.config import RunConfig, config_notes, read_config, resolve
@@ -21,7 +21,7 @@ from slime.config.run_file import with_absolute_paths
 from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 from slime.errors.redaction import redacted
 from slime.observe.samples import write_whole
-from slime.run.checkpoint.save import forget_damaged
+from slime.run.checkpoint.save import set_aside_later
 from slime.run.folders import RunLock
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
         unevaluated = resumes and lacks_evaluation(config, folder)
         checked = preflight(place_checkpoints(config), folder, functions, resumes=resumes, unevaluated=unevaluated)
         of_plugins = lines_of_plugins(checked)
-        notes += [*checked.notes, *of_plugins.pop("notes", [])]
+        notes += [*checked.notes, *continued_notes(checked, resumes=resumes), *of_plugins.pop("notes", [])]
         if checked.trained and unevaluated:
             notes.append("nothing is left to train: only the evaluation after the last rollout is made")
         if checked.finished is not None:
@@ -74,10 +74,10 @@ def run(argv: Sequence[str]) -> int:
         for note in notes:
             print(f"slime: note: {note}", file=sys.stderr)
         lock = lock or held.enter_context(RunLock(folder))
+        if checked.checkpoint is not None and checked.left_behind:
+            set_aside_later(checked.config, checked.checkpoint)
         make_run_folder(folder, config)
         lock.write()
-        if checked.fallback is not None:
-            forget_damaged(checked.config, checked.fallback.checkpoint.place)
         code = _train(checked, argv, started)
         lock.write(finished=config.num_rollout)
         return code

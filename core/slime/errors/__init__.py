@@ -121,7 +121,15 @@ class WeightSyncError(SlimeError, RuntimeError):
 
 
 class CheckpointError(SlimeError, RuntimeError):
-    """A checkpoint is missing, incomplete or belongs to another run."""
+    """A checkpoint is missing, damaged, incomplete or belongs to another run.  Exit code 2."""
+
+    exit_code = 2
+
+
+class CheckpointWriteError(CheckpointError):
+    """A checkpoint or a model could not be written: most often the disk.  The same command may be tried again."""
+
+    exit_code = 1
 
 
 class SandboxError(SlimeError, RuntimeError):

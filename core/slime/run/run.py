@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from slime.config import RunConfig
 from slime.config.weight_options import SYNC_ANSWER_S
-from slime.errors import CheckpointError, EngineError, PreemptedError, SlimeError, writing
+from slime.errors import CheckpointError, CheckpointWriteError, EngineError, PreemptedError, SlimeError, writing
 from slime.kit.processes import keep_out_of_collections
 from slime.observe.metrics import read_metrics
 from slime.observe.observer import RunObserver, with_prefix
@@ -478,7 +478,7 @@ class Run:
         except CheckpointError as error:
             if saved is None:
                 raise
-            raise CheckpointError(
+            raise CheckpointWriteError(
                 f"{error} The run itself is saved: run the same command with --load {saved.parent}, or slime"
                 f" convert {saved} {folder}, to export it without training again."
             ) from error

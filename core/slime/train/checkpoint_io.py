@@ -34,7 +34,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
-from slime.errors import CheckpointError, disk_problem, one_line
+from slime.errors import CheckpointError, CheckpointWriteError, disk_problem, one_line
 from slime.train.checkpoint_reader import blame, require_complete, without_code
 from slime.train.lora import saved_part
 
@@ -207,7 +207,7 @@ def attributed(folder: Path) -> Iterator[None]:
     try:
         yield
     except (CheckpointException, CheckpointingException, OSError, RuntimeError) as error:
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"the training state could not be written to {folder}: {disk_problem(_cause(error), folder)}"
         ) from error
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.errors import CheckpointError, ConfigError, did_you_mean, disk_problem
+from slime.errors import CheckpointError, CheckpointWriteError, ConfigError, did_you_mean, disk_problem
 from slime.plugin.architecture import Architecture, Rule
 from slime.weights.hf_config import read_json
 from slime.weights.mapping import first_names, wrong_names
@@ -318,7 +318,7 @@ def peft_writer(named: NamedTensors, config: dict[str, Any]) -> Callable[[Path],
         try:
             save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:
-            raise CheckpointError(
+            raise CheckpointWriteError(
                 f"{folder / ADAPTER_WEIGHTS} cannot be written: {disk_problem(error, folder)}."
             ) from error
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from slime import __version__
-from slime.errors import CheckpointError, disk_problem
+from slime.errors import CheckpointError, CheckpointWriteError, disk_problem
 from slime.weights.hf_config import read_hf_config
 from slime.weights.hf_load import SafetensorsFolder
 from slime.weights.hf_save import TYPES, companions, copy_companions, file_names, move_into_place, write_config
@@ -117,7 +117,7 @@ class Conversion:
                     folder.rmdir()  # it is empty: anything else was refused
                 move_into_place(work, folder)
         except OSError as error:
-            raise CheckpointError(f"{folder} cannot be written: {disk_problem(error, folder)}.") from error
+            raise CheckpointWriteError(f"{folder} cannot be written: {disk_problem(error, folder)}.") from error
 
     def _shards(self) -> list[list[Output]]:
         """The tensors of each file, in the order in which they are written."""
@@ -163,11 +163,11 @@ class Conversion:
                 with safe_open(path, framework="pt") as file:  # opened again each time, so that memory is given back
                     found = file.get_tensor(one.name)
             except SafetensorError as error:
-                raise CheckpointError(f"{path}: tensor {one.name} cannot be read back: {error}.") from error
+                raise CheckpointWriteError(f"{path}: tensor {one.name} cannot be read back: {error}.") from error
             if found.dtype != one.dtype or tuple(found.shape) != one.shape or not torch.equal(_bits(found), expected):
                 different.append(one.name)
         if different:
-            raise CheckpointError(
+            raise CheckpointWriteError(
                 f"{path} differs from what was to be written in {len(different)} tensors: {first_names(different)}."
                 " Disk or memory is faulty, or the source changed meanwhile. Delete the file and convert again."
             )
@@ -226,7 +226,7 @@ def _alone_in(work: Path, folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CheckpointError(f"{folder} is being written by another `slime convert`.") from None
+            raise CheckpointWriteError(f"{folder} is being written by another `slime convert`.") from None
         yield
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from typing_extensions import TypedDict  # pydantic checks it, and needs this one before Python 3.12
 
-from slime.errors import CheckpointError, disk_problem
+from slime.errors import CheckpointError, CheckpointWriteError, disk_problem
 from slime.run.signals import say
 
 #: seconds between two lines about files that are being compared
@@ -148,7 +148,7 @@ def writing(checkpoint: Path) -> Iterator[None]:
         yield
     except OSError as error:
         place = f": {error.filename}" if error.filename is not None else ""
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"the checkpoint {checkpoint} could not be written{place}: {disk_problem(error, checkpoint)}"
         ) from error
 
@@ -197,7 +197,7 @@ def _flushed(path: Path) -> FileRecord:
         with path.open("rb") as stream:
             os.fsync(stream.fileno())
     except OSError as error:
-        raise CheckpointError(f"{path} could not be written: {disk_problem(error, path)}") from error
+        raise CheckpointWriteError(f"{path} could not be written: {disk_problem(error, path)}") from error
     return _record(path)
 
 
@@ -278,7 +278,7 @@ def _line(row: Mapping[str, Any]) -> str:
     try:
         return json.dumps(row) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"group {row['index']} cannot be saved: {error}. What data sources and generators put on a sample"
             " (metadata, multimodal_inputs, train_metadata) must be JSON, so that a group in progress can be saved."
         ) from error

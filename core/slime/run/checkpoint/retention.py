@@ -77,18 +77,14 @@ class Retention:
     def superfluous(self, saved: Collection[int], newest: int) -> list[int]:
         """Which of the checkpoints `saved` are to be deleted, now that this run has completed `newest`.
 
-        Those of an earlier attempt that went on from the checkpoint that this run continues are replaced when it gets
-        there. Such as it has passed do not count, and are deleted.
+        What neither this run nor the one that it continues has saved was put there by somebody, and stays.
         """
         if self._last is None:
             return []
         self._own.add(newest)
         of_run = [number for number in saved if number <= self._continued or number in self._own]
-        # A run that continues no other found the folder empty: what is there now, somebody has put there.
-        passed = [number for number in saved if number < newest and number not in of_run and self._continued >= 0]
         unscored = [number for number in of_run if self._metric and self._may_get_score(number)]
-        rest = superfluous(of_run, newest, last=self._last, every=self._every, scores=self._scores, unscored=unscored)
-        return sorted([*rest, *passed])
+        return superfluous(of_run, newest, last=self._last, every=self._every, scores=self._scores, unscored=unscored)
 
     def _may_get_score(self, number: int) -> bool:
         """Whether the score is not known, and was not passed over: evaluations may finish after the checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import shutil
@@ -36,7 +37,9 @@ from slime.run.checkpoint.read import (
     ROLLOUT_PART,
     STATE,
     TRAINER_PART,
+    Checkpoint,
     checkpoints_in,
+    later_checkpoints,
     read_checkpoint,
     standing,
 )
@@ -233,18 +236,31 @@ def point_latest(root: Path, name: str) -> None:
     sync_folder(root)
 
 
-def forget_damaged(config: RunConfig, intact: Path) -> None:
-    """Let `latest` name the checkpoint `intact`, if the run goes on saving beside it; the damaged ones stay.
+def set_aside_later(config: RunConfig, start: Checkpoint) -> Path | None:
+    """Move the checkpoints after `start` out of the way, if the run goes on from it and saves beside it.
 
-    The run replaces them when it gets there. Until then `latest` would name a damaged one.
+    They are of a line that the run leaves, or damaged. `latest` names `start` then, so that nothing mixes the two.
+
+    Returns:
+        The folder with what was moved; None if nothing was.
 
     Raises:
         CheckpointError: The folder cannot be written.
     """
-    root, save = intact.parent, config.checkpoint.save
-    if save is not None and Path(save).resolve() == root.resolve():
-        with writing(intact):
-            point_latest(root, intact.name)
+    later = later_checkpoints(config, start)
+    if not later:
+        return None
+    root = start.place.parent
+    aside = next(folder for n in itertools.count(1) if not (folder := root / f"abandoned_{n}").exists())
+    with writing(aside):
+        # First, so that a run which is killed now does not go on from one of them.
+        point_latest(root, start.place.name)
+        make_folder(aside)
+        for path in later:
+            (standing(path) or path).rename(aside / path.name)
+        sync_folder(aside)
+        sync_folder(root)
+    return aside
 
 
 # --- a run's checkpoints ----------------------------------------------------------------------------
