@@ -68,9 +68,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_run_that_goes_back_sets_aside_what_it_leaves(
-    slime: Slime, words: list[str], interrupted: Loop
-) -> None:
+def test_a_run_that_goes_back_sets_aside_what_it_leaves(slime: Slime, words: list[str], interrupted: Loop) -> None:
     root = RUN / "checkpoints"
     save_checkpoint(interrupted.configs[0], 3)
     save_checkpoint(interrupted.configs[0], 4)
@@ -239,3 +237,58 @@ def test_a_run_named_by_the_clock_cannot_be_found_again(slime: Slime, words: lis
     name = words.index("--run-name")
     ended = slime(*words[:name], *words[name + 2 :], "--resume", "auto")
     assert ended.code == 2 and "--resume auto needs --run-name" in ended.err
+
+
+@pytest.mark.parametrize(
+    "place", ["run.lock", "metrics.jsonl", "config.toml", "config.partial", "logs", "logs/driver.log", "rollouts",
+              "plugins.json", "checkpoints", "checkpoints/latest", "checkpoints/.latest.partial", "report.html",
+              "checkpoints/.rollout_000004.partial"]
+)  # fmt: skip
+@pytest.mark.usefixtures("interrupted")
+def test_a_link_that_leads_out_of_the_run_folder_is_refused_and_not_followed(
+    slime: Slime, place: str, tmp_path: Path
+) -> None:
+    path, outside = RUN / place, tmp_path / "outside"
+    path.parent.mkdir(exist_ok=True)
+    if path.exists():
+        path.rename(outside)
+    elif not path.suffix or path.suffix == ".partial":
+        outside.mkdir()
+    else:
+        outside.write_text("kept")
+    before = outside.read_bytes() if outside.is_file() else names(outside)
+    path.symlink_to(outside)
+    for more in ([], ["--dry-run"]):
+        ended = slime("train", "--resume", str(RUN), *more)
+        assert ended.code == 2 and f"{path} is a link to {outside}, outside of {RUN}" in ended.err
+    assert (outside.read_bytes() if outside.is_file() else names(outside)) == before
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_links_within_the_run_folder_and_checkpoints_that_are_links_are_left(slime: Slime, tmp_path: Path) -> None:
+    (RUN / "wandb").mkdir()
+    (RUN / "wandb" / "latest-run").symlink_to("../config.toml")
+    kept = RUN / "checkpoints" / "rollout_000001"
+    shutil.copytree(RUN / "checkpoints" / "rollout_000002", tmp_path / "kept")
+    kept.symlink_to(tmp_path / "kept")
+    assert slime("train", "--resume", str(RUN), "--dry-run").code == 0
+    lock = RUN / LOCK
+    lock.unlink()
+    lock.symlink_to("config.toml")
+    ended = slime("train", "--resume", str(RUN))
+    assert ended.code == 2 and "the run folder outputs/run cannot be written to" in ended.err
+
+
+@pytest.mark.usefixtures("loop")
+def test_a_link_in_the_folder_of_checkpoints_is_not_followed(slime: Slime, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / ".latest.partial").symlink_to(tmp_path / "elsewhere")
+    ended = slime(*words, "--save", str(tmp_path / "kept"))
+    assert ended.code == 2 and f".latest.partial is a link to {tmp_path / 'elsewhere'}" in ended.err
+
+
+@pytest.mark.parametrize("second", [["--resume", "auto"], ["--resume=outputs/other"], ["--resume", str(RUN)]])
+@pytest.mark.usefixtures("interrupted")
+def test_resume_is_given_once(slime: Slime, second: list[str]) -> None:
+    ended = slime("train", "--resume", str(RUN), *second)
+    assert ended.code == 2 and "--resume is there twice: give it once" in ended.err

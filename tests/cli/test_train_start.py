@@ -13,7 +13,7 @@ from tests.cli.conftest import Loop, Slime, split
 from slime.config import config_from_toml
 from slime.config.run_config import SECTION_OF, SECTIONS
 from slime.config.run_file import PATHS, with_absolute_paths
-from slime.errors import EngineError
+from slime.errors import EngineError, TerminatedInterrupt
 
 
 @pytest.fixture
@@ -102,6 +102,7 @@ def test_options_without_effect_are_noted_on_stderr(train: Slime, loop: Loop) ->
     [
         (EngineError("engine 0 died"), 1, "slime: error: engine 0 died\n"),
         (KeyboardInterrupt(), 130, "slime: interrupted\n"),
+        (TerminatedInterrupt(), 143, "slime: ended by SIGTERM\n"),
     ],
 )
 def test_each_way_a_run_ends_has_an_exit_code_and_a_message(

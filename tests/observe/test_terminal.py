@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,3 +176,28 @@ def test_the_examples_are_a_good_and_a_bad_answer_to_one_question() -> None:
         assert not any(one.tokens for one in examples)
     assert [one.reward for one in examples_of(groups[:1], 7)] == [1.0]
     assert examples_of([Group(0, [sample(0, None)])], 0) == []
+
+
+#: a run whose output has a reader that leaves after the first line
+LEAVING = """
+import logging, sys
+from slime.observe.terminal import Terminal
+logging.basicConfig(stream=sys.stderr, format="%(message)s")
+shown = Terminal()
+for number in range(2000):
+    shown.say(f"line {number}")
+print("went on", file=sys.stderr)
+"""
+
+
+def test_the_run_goes_on_when_nobody_reads_its_output_any_more() -> None:
+    with subprocess.Popen([sys.executable, "-c", LEAVING], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout.readline() == b"line 0\n"
+        run.stdout.close()
+        told = run.stderr.read().decode()
+        assert run.wait(60) == 0
+    assert told.splitlines()[-2:] == [
+        "nobody reads standard output any more: the run goes on, and logs/driver.log has all lines",
+        "went on",
+    ]

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import psutil
 import pytest
 
-from slime.run.signals import interruptions_deferred
+from slime.errors import TerminatedInterrupt
+from slime.run.signals import ending_on_signals, interruptions_deferred
 
 #: a signal while a daemon is forked, as Ray forks its own
 FORKING = """
@@ -58,7 +60,7 @@ def test_the_first_interruption_is_answered_at_once_and_the_third_ends_everythin
         assert run.stderr.readline().startswith("slime: interrupted: ending the run")  # before Python raises
         assert run.stderr.readline() == "cleaning up\n"
         run.send_signal(signal.SIGTERM)
-        assert run.stderr.readline().startswith("slime: still ending the run; Ctrl-C once more ends it at once")
+        assert run.stderr.readline().startswith("slime: still ending the run; SIGTERM once more ends it at once")
         run.send_signal(signal.SIGINT)
         assert run.stderr.readline() == "slime: ended at once\n"
         assert run.wait(60) == 130
@@ -72,6 +74,32 @@ def test_one_interruption_lets_the_run_clean_up() -> None:
         run.stdout.readline()
         run.send_signal(signal.SIGINT)
         assert run.wait(60) == 0
+
+
+def test_sigterm_has_its_own_words_and_exit_code() -> None:
+    program = [sys.executable, "-c", BUSY.format(rounds=1, cleaning=20)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stderr is not None
+        run.stdout.readline()
+        run.send_signal(signal.SIGTERM)
+        answers = run.stderr.readline() + run.stderr.readline()
+        assert "slime: SIGTERM: ending the run, which can take a minute; SIGTERM twice more ends it" in answers
+        run.send_signal(signal.SIGTERM)
+        assert run.stderr.readline().startswith("slime: still ending the run; SIGTERM once more ends it at once")
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 143
+
+
+def test_sigterm_interrupts_as_something_of_its_own() -> None:
+    with pytest.raises(TerminatedInterrupt), ending_on_signals():
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(5)
+    with pytest.raises(TerminatedInterrupt), ending_on_signals(), interruptions_deferred():
+        signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt) as raised, ending_on_signals():
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(5)
+    assert not isinstance(raised.value, TerminatedInterrupt)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -107,6 +107,19 @@ def test_a_stopped_part_explains_an_error_at_once_but_ends_no_wait_yet(watch: Ru
     watch()
 
 
+def test_an_agent_of_ray_takes_its_node_service_with_it_and_is_named(watch: RunWatch, sleeper: Sleeper) -> None:
+    agent = "Ray's dashboard agent (ray::DashboardAgent)"
+    kill(sleeper("rank", "trainer"), sleeper("Ray's node service (raylet)", "ray"), sleeper(agent, "ray"))
+    cause = watch.explain(ray_alone=True)
+    assert isinstance(cause, ClusterError) and str(cause).startswith(agent)
+    assert "node service (raylet)" in str(cause) and "rank" not in str(cause)
+
+
+def test_only_the_end_of_ray_explains_what_already_has_a_name(watch: RunWatch, sleeper: Sleeper) -> None:
+    kill(sleeper("trainer rank 0", "trainer"))
+    assert watch.explain(ray_alone=True) is None
+
+
 def test_only_a_stopped_ray_of_this_run_is_killed(watch: RunWatch, sleeper: Sleeper) -> None:
     # As another machine reports its own: a process of this one can have the same id.
     raylet = sleeper("Ray's node service (raylet)", "ray")

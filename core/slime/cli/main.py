@@ -17,7 +17,16 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from slime import __version__
-from slime.errors import ConfigError, PreemptedError, SlimeError, did_you_mean, disk_full, is_disk_full, one_line
+from slime.errors import (
+    ConfigError,
+    PreemptedError,
+    SlimeError,
+    TerminatedInterrupt,
+    did_you_mean,
+    disk_full,
+    is_disk_full,
+    one_line,
+)
 from slime.errors.raised import ONLY_IN_LOGS
 from slime.errors.redaction import without_credentials
 from slime.shops import import_shop
@@ -84,9 +93,9 @@ def _end_beside_threads(code: int) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, that of a `SlimeError` (2: bad input), or 130 after Ctrl-C.
+    """Run one command and return its exit code: 0, that of a `SlimeError` (2: bad input), 130 after Ctrl-C.
 
-    143: SIGTERM ended a run that saves checkpoints.
+    143: SIGTERM ended a run.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("--help", "-h"):
@@ -102,11 +111,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except PreemptedError as preempted:
-        print(f"slime: {preempted}", file=sys.stderr)
+        _tell(str(preempted))
         _print_notes(preempted)
         return preempted.exit_code
     except SlimeError as error:
-        _fail(str(error), error.exit_code)
+        _fail(str(error))
         _print_notes(error)
         return error.exit_code
     except BrokenPipeError:
@@ -116,13 +125,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if not is_disk_full(error):
             raise
-        _fail(disk_full(error), 1)
+        _fail(disk_full(error))
         _print_notes(error)
         return 1
     except KeyboardInterrupt as interruption:
-        print("slime: interrupted", file=sys.stderr)
+        terminated = isinstance(interruption, TerminatedInterrupt)
+        _tell("ended by SIGTERM" if terminated else "interrupted")
         _print_notes(interruption)
-        return 130
+        return 143 if terminated else 130
 
 
 def _module_of(command: str) -> ModuleType:
@@ -168,14 +178,18 @@ def _warnings_to_stderr() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _fail(message: str, code: int) -> int:
-    print(f"slime: error: {without_credentials(message)}", file=sys.stderr)
-    return code
+def _fail(message: str) -> None:
+    _tell(f"error: {without_credentials(message)}")
 
 
 def _print_notes(error: BaseException) -> None:
     for note in getattr(error, "__notes__", ()):
-        print(f"slime: {note}", file=sys.stderr)
+        _tell(note)
+
+
+def _tell(text: str) -> None:
+    with suppress(BrokenPipeError):  # nobody reads it: the exit code says the rest
+        print(f"slime: {text}", file=sys.stderr)
 
 
 def _help() -> str:

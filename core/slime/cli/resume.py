@@ -38,11 +38,15 @@ def split_resume(argv: Sequence[str]) -> tuple[list[str], str | None]:
         name, equals, value = word.partition("=")
         if name != _FLAG:
             continue
+        if place is not None:
+            raise ConfigError(
+                f"{_FLAG} is there twice: give it once, with a run folder to continue, or with {AUTO} to start or"
+                " continue the run that the other words describe"
+            )
         after = [value] if equals else list(argv[index + 1 : index + 2])
         if not after or not after[0] or after[0].startswith("--"):
             raise ConfigError(f"{_FLAG} needs a value: a run folder (outputs/NAME), or {AUTO}")
         words, place = [*argv[:index], *argv[index + (1 if equals else 2) :]], after[0]
-        break
     return words, place
 
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from slime.cli.checkpoint_config import exporting_config
@@ -22,7 +22,7 @@ from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 from slime.errors.redaction import redacted
 from slime.observe.samples import write_whole
 from slime.run.checkpoint.save import set_aside_later
-from slime.run.folders import RunLock
+from slime.run.folders import RunLock, require_no_links_out
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"
@@ -51,6 +51,7 @@ def run(argv: Sequence[str]) -> int:
     functions = place_functions(stated)
     config = name_run(resolve(functions.config), time.strftime("%Y-%m-%d_%H%M%S", started))
     folder = run_folder(config)
+    require_no_links_out(folder)
     with ExitStack() as held:
         resumes, lock = place is not None and (folder / CONFIG).is_file(), None
         if resumes:
@@ -71,8 +72,9 @@ def run(argv: Sequence[str]) -> int:
         if _DRY_RUN in argv:
             print(plan_text(checked, of_plugins, notes))
             return 0
-        for note in notes:
-            print(f"slime: note: {note}", file=sys.stderr)
+        with suppress(BrokenPipeError):  # nobody reads them, and the run goes on
+            for note in notes:
+                print(f"slime: note: {note}", file=sys.stderr)
         lock = lock or held.enter_context(RunLock(folder))
         if checked.checkpoint is not None and checked.left_behind:
             set_aside_later(checked.config, checked.checkpoint)

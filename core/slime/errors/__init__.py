@@ -154,6 +154,10 @@ class PreemptedError(SlimeError):
     exit_code = 143
 
 
+class TerminatedInterrupt(KeyboardInterrupt):
+    """SIGTERM, where nothing answers it in another way: ends everything as Ctrl-C does.  Exit code 143."""
+
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 

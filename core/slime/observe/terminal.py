@@ -48,6 +48,17 @@ def printable(text: str) -> str:
     return "".join(char if char in "\n\t" or unicodedata.category(char)[0] != "C" else "�" for char in text)
 
 
+class _Output(Console):
+    """A console that outlives its reader."""
+
+    def on_broken_pipe(self) -> None:
+        """The reader is gone, as of `slime train | head`: the run goes on. rich would end the process."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+        logger.warning("nobody reads standard output any more: the run goes on, and logs/driver.log has all lines")
+
+
 class Terminal:
     """Shows progress, a line for each step, examples, evaluations and the final summary.
 
@@ -72,11 +83,11 @@ class Terminal:
         """
         self.quiet = quiet
         stream = sys.stdout if file is None else file
-        self._console = Console(file=stream, highlight=False, width=width)
+        self._console = _Output(file=stream, highlight=False, width=width)
         if not self._console.is_terminal and width is None:
             columns = os.environ.get("COLUMNS", "")
             width = int(columns) if columns.isdecimal() and int(columns) else LOG_WIDTH
-            self._console = Console(file=stream, highlight=False, width=width)
+            self._console = _Output(file=stream, highlight=False, width=width)
         self._line = StepLine(last_step)
         self._first_eval: dict[str, float] = {}
         self._progress: Progress | None = None

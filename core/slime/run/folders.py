@@ -18,7 +18,7 @@ from typing import Any
 
 from slime.config import RunConfig
 from slime.errors import ConfigError, DiskFullError, writing
-from slime.run.checkpoint.read import CONFIG, STATE, checkpoints_in
+from slime.run.checkpoint.read import CONFIG, IS_CHECKPOINT, STATE, checkpoints_in
 
 LOCK = "run.lock"
 
@@ -38,7 +38,7 @@ class RunLock:
         try:
             with writing(self._path):
                 folder.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except DiskFullError:
             raise
         except OSError as error:
@@ -85,6 +85,25 @@ def _content(path: Path) -> dict[str, Any]:
     return {}
 
 
+def require_no_links_out(folder: Path) -> None:
+    """Check that what a run writes to its folder stays in it.
+
+    A checkpoint may be a link: nothing is written to one that is complete.
+
+    Raises:
+        ConfigError: A file or folder in it is a link to a place outside.
+    """
+    own = folder.resolve()
+    for place, folders, files in os.walk(folder):
+        for name in sorted((*folders, *files)):
+            path = Path(place, name)
+            if path.is_symlink() and not IS_CHECKPOINT(name) and not (to := path.resolve()).is_relative_to(own):
+                raise ConfigError(
+                    f"{path} is a link to {to}, outside of {folder}, and the run would write there. Put a file or"
+                    " folder in its place, or remove it. Checkpoints can be in another folder: --save DIR"
+                )
+
+
 # --- checkpoints and exported models ----------------------------------------------------------------
 
 
@@ -104,6 +123,7 @@ def require_own_folder(config: RunConfig, run_dir: Path) -> None:
     if config.checkpoint.save is None:
         return
     root = Path(config.checkpoint.save)
+    require_no_links_out(root)
     held = {STATE: "is a checkpoint", "config.json": "is a model folder"}
     if root.resolve() != run_dir.resolve():
         held[CONFIG] = "is the folder of another run"

@@ -16,6 +16,8 @@ from typing import Protocol
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
+from slime.errors import TerminatedInterrupt
+
 
 class Terminated(Protocol):
     """What ends a run on SIGTERM in its own way."""
@@ -31,15 +33,17 @@ class Terminated(Protocol):
 #: seconds that Ray may take to start after an interruption; on a very busy machine it took 41, and it gives up after 60
 _START_S = 50.0
 _ANSWERS = (
-    "slime: interrupted: ending the run, which can take a minute; Ctrl-C twice more ends it at once",
-    "slime: still ending the run; Ctrl-C once more ends it at once, without cleaning up",
+    "slime: {}: ending the run, which can take a minute; {} twice more ends it at once",
+    "slime: still ending the run; {1} once more ends it at once, without cleaning up",
     "slime: ended at once",
 )
+#: what a signal is called, how a user sends it, and the exit code of what it ends
+_INTERRUPTIONS = {signal.SIGINT: ("interrupted", "Ctrl-C", 130), signal.SIGTERM: ("SIGTERM", "SIGTERM", 143)}
 
 
 @contextmanager
 def ending_on_signals(terminated: Terminated | None = None) -> Iterator[threading.Event]:
-    """In the body, SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does; a third of them ends all processes of the run.
+    """In the body, SIGTERM raises a `KeyboardInterrupt`, as Ctrl-C does; the third of both ends all processes at once.
 
     Only for the main thread.
 
@@ -51,8 +55,9 @@ def ending_on_signals(terminated: Terminated | None = None) -> Iterator[threadin
     """
 
     def terminate(signum: int, frame: FrameType | None) -> None:
+        del signum, frame
         if terminated is None or not terminated.accepts:
-            signal.default_int_handler(signum, frame)
+            raise TerminatedInterrupt
 
     before, interrupted = signal.signal(signal.SIGTERM, terminate), threading.Event()
     # Python calls its handlers only between two instructions of the main thread, which may be waiting in Ray for a
@@ -79,12 +84,12 @@ def _answer(reader: int, terminated: Terminated | None, interrupted: threading.E
     while numbers := os.read(reader, 1):
         if numbers[0] == signal.SIGTERM and terminated is not None and terminated.accepts:
             say(terminated.ask())
-        elif numbers[0] in (signal.SIGINT, signal.SIGTERM):
+        elif (named := _INTERRUPTIONS.get(signal.Signals(numbers[0]))) is not None:
             interrupted.set()
             answer = next(answers)
-            say(answer)
+            say(answer.format(*named))
             if answer is _ANSWERS[-1]:
-                end_at_once(130)
+                end_at_once(named[-1])
 
 
 def say(answer: str) -> None:
@@ -120,7 +125,7 @@ def interruptions_deferred(limit_s: float = _START_S) -> Iterator[None]:
         if callable(handler := before[signal.Signals(signum)]):
             handler(signum, frame)
         elif handler is not signal.SIG_IGN:
-            raise KeyboardInterrupt
+            raise TerminatedInterrupt if signum == signal.SIGTERM else KeyboardInterrupt
 
     def defer(signum: int, frame: FrameType | None) -> None:
         nonlocal arrived
@@ -132,7 +137,7 @@ def interruptions_deferred(limit_s: float = _START_S) -> Iterator[None]:
 
     def end() -> None:
         say(f"slime: ended at once: Ray has not started within {limit_s:g} s after the interruption")
-        end_at_once(130)
+        end_at_once(_INTERRUPTIONS[signal.Signals(arrived or signal.SIGINT)][-1])
 
     last_resort = threading.Timer(limit_s, end)
     last_resort.daemon = True

@@ -68,7 +68,9 @@ def save_hf(
     """
     with drained(named):
         if folder.resolve() == source_folder.resolve():
-            raise CheckpointWriteError(f"{folder} was not written: it is the folder of the model that training began with.")
+            raise CheckpointWriteError(
+                f"{folder} was not written: it is the folder of the model that training began with."
+            )
         try:
             _save(folder, named, source_folder, model, max_shard_bytes, also or (lambda _: None))
         except OSError as error:

@@ -69,7 +69,7 @@ def test_a_model_is_not_written_into_its_own_folder(slime: Slime, described_mode
 @pytest.mark.slow  # imports Megatron
 def test_a_checkpoint_without_weights_is_refused(slime: Slime, checkpoint: Path, tmp_path: Path) -> None:
     ended = slime("convert", str(checkpoint), str(tmp_path / "model"))
-    assert ended.code == 1 and "is no complete training checkpoint (no metadata.json)" in ended.err
+    assert ended.code == 2 and "is no complete training checkpoint (no metadata.json)" in ended.err
     assert not (tmp_path / "model").exists() and not list(tmp_path.glob(".model*"))
 
 

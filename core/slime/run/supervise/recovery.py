@@ -332,8 +332,10 @@ class Recovery:
         """Say why the run ends. Raise the death or hang of a part instead of an error that it caused elsewhere."""
         stacks = self._watch.stacks(error) if isinstance(error, DeadlineError) else ""
         cause = None
-        # These already name what was lost, with all that is known of its end.
-        if not isinstance(error, ProcessDiedError | ClusterError):
+        # These already name what was lost, with all that is known of its end. But when Ray ends, its workers end first.
+        if isinstance(error, ProcessDiedError | ClusterError):
+            cause = self._watch.explain(ray_alone=True)
+        else:
             engines = self.may_be_of_engine(error)
             cause = self._watch.explain(engines=engines) or (self._dead_engine() if engines else None)
         if cause is None or str(cause).splitlines()[0].partition(" (pid")[0] in str(error):

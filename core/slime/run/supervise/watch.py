@@ -37,6 +37,11 @@ _TROUBLES = ("ended", "stopped", "hung")
 Found: TypeAlias = tuple[Trouble, Callable[[], str]]
 _NAMES = {"trainer": "trainer rank {}", "engine": "engine {}'s supervisor", "rollout": "the rollout process"}
 _RAY_DAEMONS = {"gcs_server": "Ray's control service (gcs_server)", "raylet": "Ray's node service (raylet)"}
+#: what a node service starts, and does not outlive: when one of them ends, it ends at once with all of its workers
+_RAY_AGENTS = {
+    "ray::DashboardAgent": "Ray's dashboard agent (ray::DashboardAgent)",
+    "ray::RuntimeEnvAgent": "Ray's agent for runtime environments (ray::RuntimeEnvAgent)",
+}
 
 
 class RunWatch:
@@ -65,8 +70,8 @@ class RunWatch:
     def add_ray(self) -> None:
         """Watch the daemons of a Ray that this process started."""
         for child in psutil.Process().children():
-            if (name := _RAY_DAEMONS.get(child.name())) is not None:
-                self._own_ray.add(part := WatchedProcess(name, "ray", child.pid))
+            for part in _parts_of_ray(child):
+                self._own_ray.add(part)
                 self._here.add(part)
 
     def enlist(self, kind: PartKind) -> Callable[[int, Path, Any], None]:
@@ -119,14 +124,15 @@ class RunWatch:
         for trouble, describe in found:
             self._restart(trouble.part.owner, describe)
 
-    def explain(self, *, engines: bool = True) -> SlimeError | None:
+    def explain(self, *, engines: bool = True, ray_alone: bool = False) -> SlimeError | None:
         """The part in trouble that explains an error, if there is one. A stopped part counts at once.
 
         Args:
             engines: Whether the end of an engine or of the router can explain it.
+            ray_alone: Whether only that of Ray can.
         """
         self._meet()
-        found = self._look(at_once=True)
+        found = [one for one in self._look(at_once=True) if not ray_alone or one[0].part.kind == "ray"]
         try:
             self._raise([one for one in found if engines or not LOSSES[one[0].part.kind].restarted_alone])
         except SlimeError as cause:
@@ -191,7 +197,7 @@ class RunWatch:
     def _raise(self, found: Sequence[Found]) -> None:
         if not found:
             return
-        trouble, describe = min(found, key=lambda one: (_TROUBLES.index(one[0].kind), CAUSES.index(one[0].part.kind)))
+        trouble, describe = min(found, key=_how_late)
         if trouble.part in self._own_ray and trouble.kind == "stopped":
             with suppress(ProcessLookupError):
                 os.kill(trouble.part.pid, signal.SIGKILL)  # leaving Ray would wait for it for ever
@@ -207,15 +213,30 @@ class RunWatch:
         self._here = HostWatch(self._hang_s)
 
 
+def _how_late(found: Found) -> tuple[int, int, bool]:
+    """Sorts parts in trouble by which of them most likely caused the rest."""
+    part = found[0].part
+    return _TROUBLES.index(found[0].kind), CAUSES.index(part.kind), part.name not in _RAY_AGENTS.values()
+
+
+def _parts_of_ray(process: psutil.Process) -> Iterator[WatchedProcess]:
+    """A daemon of Ray with the agents that it has started; nothing for other processes."""
+    with suppress(psutil.Error):
+        if (name := _RAY_DAEMONS.get(process.name())) is not None:
+            yield WatchedProcess(name, "ray", process.pid)
+            for child in process.children():
+                if (agent := _RAY_AGENTS.get(child.name())) is not None:
+                    yield WatchedProcess(agent, "ray", child.pid)
+
+
 class RemoteWatch(HostWatch):
     """The actor that looks at the processes of another machine."""
 
     def add(self, part: WatchedProcess) -> None:
         """Watch one more process, and the node service of Ray that started it."""
         super().add(part)
-        parent = psutil.Process(os.getppid())
-        if parent.name() in _RAY_DAEMONS:
-            super().add(WatchedProcess(_RAY_DAEMONS[parent.name()], "ray", parent.pid))
+        for of_ray in _parts_of_ray(psutil.Process(os.getppid())):
+            super().add(of_ray)
 
     def look_and_describe(self, syncing: bool, at_once: bool) -> list[tuple[Trouble, str]]:
         """What is wrong, and the message for each, which only this machine can write."""
