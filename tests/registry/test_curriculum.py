@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,38 @@ def make(tmp_path: Path) -> Any:
     path = tmp_path / "prompts.jsonl"
     rows = [{"prompt": f"{n}+1=", "label": str(n + 1), "metadata": {"hard": n * 7 % 10}} for n in range(ROWS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return _builder(path, tmp_path)
+
+
+def _builder(path: Path, run_dir: Path) -> Any:
     config = RunConfig(
         data=DataOptions(prompt_data=[str(path)]),
         rollout=RolloutOptions(num_rollout=1, rollout_batch_size=2, n_samples_per_prompt=2, rollout_max_response_len=8),
     )
-    context = make_context(run_dir=tmp_path, config=config)
+    context = make_context(run_dir=run_dir, config=config)
 
     def build(**options: Any) -> Any:
         plugins = survey_plugins()
         return plugins.build("datasource", "curriculum", {"difficulty_key": "hard", "pool": 36} | options, context)
 
     return build
+
+
+@pytest.fixture
+def make_many(tmp_path: Path) -> Any:
+    """Builds the source over a thousand shuffled prompts, a quarter of each difficulty from 0 to 3."""
+    path = tmp_path / "many.jsonl"
+    rows = [
+        {
+            "prompt": f"{n}+1=",
+            "label": str(n + 1),
+            "metadata": {"hard": n % 4, "more": {"hard": n % 4}, "sparse": (1, 5)[n % 2]},
+        }
+        for n in range(1000)
+    ]
+    random.Random(0).shuffle(rows)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return _builder(path, tmp_path)
 
 
 def levels(groups: list[Group]) -> list[int]:
@@ -88,9 +110,38 @@ def test_without_a_key_the_length_of_the_prompt_is_its_difficulty(make: Any) -> 
     assert {len(group.samples[0].tokens) for group in make(difficulty_key=None).take(8)} == {4}
 
 
-def test_a_row_without_difficulty_is_named(make: Any) -> None:
-    with pytest.raises(DataError, match=r"prompt 0 \('0\+1='\) has age = None in its metadata; .* \(--data-source\."):
-        make(difficulty_key="age").take(1)
+def test_a_row_without_difficulty_is_named_before_the_first_prompt_is_taken(make: Any) -> None:
+    with pytest.raises(DataError, match=r"prompts\.jsonl:1 has no 'had' in its metadata .* Did you mean hard\?"):
+        make(difficulty_key="had")
+
+
+@pytest.mark.parametrize("count", [4, 5, 8])
+@pytest.mark.parametrize("options", [{}, {"pool": 20}, {"difficulty_key": "more.hard"}])
+def test_over_many_rollouts_the_prompts_are_of_the_level(make_many: Any, count: int, options: dict[str, Any]) -> None:
+    """A quarter of the prompts is of each level; what stays in the pool must not crowd out the others."""
+    source = make_many(start=2, raise_above=1.0, lower_below=0.0, **options)
+    for rollout in range(60):
+        taken = source.take(count)
+        assert levels(taken) == [2] * count, rollout
+        assert source.metrics()["curriculum/difficulty"] == source.metrics()["curriculum/level"] == 2
+        assert len(source.state_dict()["pool"]) == options.get("pool", 36)
+    assert source.metrics()["curriculum/passed_over"] > 0
+
+
+def test_the_prompts_follow_a_level_that_moves(make_many: Any) -> None:
+    source = make_many(start=0, window=16, pool=24)
+    for rewards, level in ((1.0, 1), (1.0, 2), (1.0, 3), (1.0, 3), (0.0, 2), (0.0, 1), (1.0, 2)):
+        source.generated(scored(source.take(8), rewards))
+        for _ in range(5):
+            assert levels(source.take(8)) == [level] * 8
+
+
+def test_a_level_without_prompts_takes_the_nearest_and_reads_a_bounded_number(make_many: Any) -> None:
+    source = make_many(start=2, step=0.5, difficulty_key="sparse", pool=16)
+    for _ in range(20):
+        before = source.metrics()["curriculum/passed_over"]
+        assert {group.samples[0].metadata["sparse"] for group in source.take(4)} == {1}
+        assert source.metrics()["curriculum/passed_over"] - before <= 8 * (16 + 4) + 4
 
 
 def test_a_resumed_run_restores_level_window_and_pool(make: Any) -> None:

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime.errors import CheckpointError, DataError
+from slime.errors import CheckpointError, DataError, did_you_mean
+from slime.kit.readers.keys import ABSENT, find, paths
 from slime.plugin import Context, Group, NoOptions, Sample
 from slime_datasources.options import CurriculumOptions
 from slime_datasources.prompts import Prompts
 
-_FORMAT = 1
+_FORMAT = 2
+#: how often the pool may be exchanged for one batch
+_EXCHANGES = 8
 
 
 class Curriculum:
     """The prompts of the data source `prompts`, nearest to the current level of difficulty first.
 
-    - A pool is kept filled with `pool` prompts from the prompt files. `take` returns those whose difficulty is nearest
-      to the level; if two are equally near, the one that was read first. The others stay in the pool.
+    - A pool holds `pool` prompts of the files. `take` returns those whose difficulty is nearest to the level; if two
+      are equally near, the one that was read first. The others stay in the pool.
+    - A prompt is of the level if it is at most half a `step` away. While the pool has too few of these, the prompts
+      that are farthest away are passed over, and others are read in their place: at most 8 times as many as the pool
+      and the batch have together. Those passed over come again in the next epoch.
     - The difficulty of a prompt is the number at `difficulty_key` in its metadata, or its length in tokens.
     - The level starts at `start`, by default the lowest difficulty in the first pool. The pass rate is the share of
       `window` scored samples whose reward is at least `passed`. If it is above `raise_above`, the level goes up by
       `step`; if it is below `lower_below`, it goes down. It stays within the difficulties seen so far.
 
     Level, pass rate and pool are part of the state. Raises the errors of `prompts`, and `DataError` for a row without
-    difficulty.
+    difficulty: at the start, or when a stream reaches it.
     """
 
     def __init__(self, options: CurriculumOptions, context: Context) -> None:
@@ -37,21 +42,45 @@ class Curriculum:
         self._range: tuple[float, float] | None = None
         self._seen = self._passed = 0
         self._rate: float | None = None
+        #: mean difficulty of the prompts that were taken last
+        self._difficulty: float | None = None
+        #: prompts that were read and not taken, because others were nearer to the level
+        self._passed_over = 0
+        for row in self._prompts.checked_rows() if options.difficulty_key is not None else ():
+            self._stated(row.metadata, row.where)
 
     def take(self, n: int) -> list[Group]:
         """The `n` prompts of the pool that are nearest to the level, nearest first."""
-        fresh = self._prompts.take(max(0, self._options.pool + n - len(self._pool)))
-        for difficulty in map(self._difficulty, fresh):
+        options = self._options
+        self._read(max(0, options.pool + n - len(self._pool)))
+        if self._level is None:
+            self._level = self._range[0] if self._range else 0.0
+        self._pool.sort(key=self._distance)
+        left = _EXCHANGES * (options.pool + n)
+        while n and options.pool and left > 0 and self._distance(self._pool[n - 1])[0] > options.step / 2:
+            exchanged = min(max(n, options.pool // 4), options.pool)
+            del self._pool[len(self._pool) - exchanged :]
+            self._passed_over += exchanged
+            self._read(exchanged)
+            self._pool.sort(key=self._distance)
+            left -= exchanged
+        chosen, self._pool = self._pool[:n], self._pool[n:]
+        if chosen:
+            self._difficulty = sum(map(self._difficulty_of, chosen)) / len(chosen)
+        return chosen
+
+    def _read(self, n: int) -> None:
+        """Read prompts into the pool."""
+        fresh = self._prompts.take(n)
+        for difficulty in map(self._difficulty_of, fresh):
             low, high = self._range or (difficulty, difficulty)
             self._range = min(low, difficulty), max(high, difficulty)
         self._pool += fresh
-        if self._level is None:
-            self._level = self._range[0] if self._range else 0.0
-        level = self._level
-        chosen = heapq.nsmallest(n, self._pool, key=lambda group: (abs(self._difficulty(group) - level), group.index))
-        taken = {group.index for group in chosen}
-        self._pool = [group for group in self._pool if group.index not in taken]
-        return chosen
+
+    def _distance(self, group: Group) -> tuple[float, int]:
+        """How far a prompt is from the level; of equal prompts, the one that was read first is nearer."""
+        assert self._level is not None
+        return abs(self._difficulty_of(group) - self._level), group.index
 
     def generated(self, groups: Sequence[Group]) -> None:
         """Count the samples that passed, and move the level at the end of a window."""
@@ -73,13 +102,14 @@ class Curriculum:
         self._level = min(max(self._level, low), high)
 
     def metrics(self) -> dict[str, float]:
-        """`curriculum/...`: the level and the pass rate of the last complete window. Also the metrics of `prompts`."""
-        metrics = self._prompts.metrics()
-        if self._level is not None:
-            metrics["curriculum/level"] = self._level
-        if self._rate is not None:
-            metrics["curriculum/pass_rate"] = self._rate
-        return metrics
+        """`curriculum/...`, and the metrics of `prompts`.
+
+        `level` is that of the next prompts, `difficulty` the mean of those that were taken last, `pass_rate` that of
+        the last complete window, and `passed_over` counts prompts over the whole run.
+        """
+        values = {"level": self._level, "difficulty": self._difficulty, "pass_rate": self._rate}
+        stated = {f"curriculum/{name}": value for name, value in values.items() if value is not None}
+        return self._prompts.metrics() | stated | {"curriculum/passed_over": float(self._passed_over)}
 
     def close(self) -> None:
         """End the data workers and close the files."""
@@ -96,6 +126,8 @@ class Curriculum:
             "seen": self._seen,
             "passed": self._passed,
             "rate": self._rate,
+            "difficulty": self._difficulty,
+            "passed_over": self._passed_over,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -108,15 +140,23 @@ class Curriculum:
         self._level, self._rate = state["level"], state["rate"]
         self._range = None if state["range"] is None else (state["range"][0], state["range"][1])
         self._seen, self._passed = state["seen"], state["passed"]
+        self._difficulty, self._passed_over = state["difficulty"], state["passed_over"]
 
-    def _difficulty(self, group: Group) -> float:
-        sample, key = group.samples[0], self._options.difficulty_key
-        if key is None:
+    def _difficulty_of(self, group: Group) -> float:
+        sample = group.samples[0]
+        if self._options.difficulty_key is None:
             return float(len(sample.tokens))
-        value = sample.metadata.get(key)
+        return self._stated(sample.metadata, f"prompt {group.index} ({str(sample.prompt)[:60]!r})")
+
+    def _stated(self, metadata: Mapping[str, Any], where: str) -> float:
+        """The difficulty that a row states."""
+        key = str(self._options.difficulty_key)
+        value = find(metadata, key)
         if isinstance(value, bool) or not isinstance(value, int | float):
+            got = f"no {key!r}" if value is ABSENT else f"{key!r} = {value!r}"
+            keys = ", ".join(map(repr, metadata)) or "none"
             raise DataError(
-                f"prompt {group.index} ({str(sample.prompt)[:60]!r}) has {key} = {value!r} in its metadata; the data"
-                " source curriculum expects a number (--data-source.difficulty-key)"
+                f"{where} has {got} in its metadata (--metadata-key), whose keys are {keys}; the data source curriculum"
+                f" expects a number (--data-source.difficulty-key).{did_you_mean(key, paths(metadata))}"
             )
         return float(value)

@@ -48,7 +48,11 @@ class CurriculumOptions(Options):
     start: float | None = Field(
         default=None, description="first level; default: the lowest difficulty in the first pool"
     )
-    step: float = Field(default=1.0, gt=0, description="step by which the level moves up or down")
+    step: float = Field(
+        default=1.0,
+        gt=0,
+        description="step by which the level moves up or down; prompts within half a step are of the level",
+    )
     raise_above: float = Field(default=0.7, ge=0, le=1, description="pass rate above which the level goes up")
     lower_below: float = Field(default=0.2, ge=0, le=1, description="pass rate below which the level goes down")
     passed: float = Field(default=0.5, description="minimum reward of a sample that passes")

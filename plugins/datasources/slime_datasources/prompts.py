@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -43,6 +43,10 @@ class Prompts:
     def take(self, n: int) -> list[Group]:
         """The next `n` prompts of the files."""
         return [self._group(self._feed.next()) for _ in range(n)]
+
+    def checked_rows(self) -> Iterator[PromptRow]:
+        """All rows in the order of the files; of a stream, none. Taking prompts is not affected."""
+        return (row for file in self._feed.files for row in file)
 
     def metrics(self) -> dict[str, float]:
         """`data/...`: epochs started, and rows skipped since the run began."""
