@@ -71,6 +71,39 @@ def test_skipped_rows_are_counted(dry_run: Slime, refused: Refused, tmp_path: Pa
     )
 
 
+def test_repeated_prompts_are_noted(dry_run: Slime, tmp_path: Path) -> None:
+    rows = [
+        *numbered(3),
+        {"prompt": "q1", "label": "1"},
+        {"prompt": "q2", "label": "no"},
+        {"prompt": "q2", "label": "2"},
+    ]
+    [line] = data_lines(dry_run("--prompt-data", str(write_rows(tmp_path, "jsonl", rows))).out)
+    assert line.endswith("3 rows repeat the prompt of an earlier one (1 of them with another label)")
+
+
+def test_messages_lead_to_a_run_of_supervised_training(slime: Slime, base_words: list[str], tmp_path: Path) -> None:
+    """What the errors say is done, until the run may start."""
+    chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    rows: list[dict[str, Any]] = [{"messages": [dict(message) for message in chat]} for _ in range(3)]
+    path = str(write_rows(tmp_path, "jsonl", rows))
+    at = base_words.index("--advantage-estimator")
+    words = [*base_words[:at], *base_words[at + 4 :], "--loss-type", "sft_loss", "--apply-chat-template"]
+
+    def said(*more: str) -> str:
+        ended = slime("train", "--dry-run", *words, "--prompt-data", path, *more)
+        return ended.err if ended.code else "runs"
+
+    moved = 'row["label"] = row["messages"].pop()["content"]'
+    assert "Did you mean --input-key messages?" in said()
+    assert moved in said("--input-key", "messages")
+    assert said("--input-key", "messages", "--label-key", "none").count(moved) == 2
+    for row in rows:
+        exec(moved, {"row": row})
+    write_rows(tmp_path, "jsonl", rows)
+    assert said("--input-key", "messages") == "runs"
+
+
 def test_no_row_of_an_evaluation_set_is_skipped(refused: Refused, tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", [*numbered(4), "{"], name="e")
     words = ("--eval-prompt-data", "held", str(path), "--eval-interval", "1", "--bad-rows", "skip")
@@ -95,6 +128,13 @@ def test_data_without_a_usable_row(refused: Refused, tmp_path: Path) -> None:
         ("c.parquet", "c.parquet has no column 'label' (--label-key). Its columns: 'prompt', 'lable'."),
         ("a.jsonl --tool-key tools", "--tool-key tools has no effect without --apply-chat-template"),
         ("a.jsonl --apply-chat-template --tool-key tolls", "no row has tools under the key 'tolls' (--tool-key)"),
+        ("a.jsonl --apply-chat-template --tool-key metadata.tool", "Keys of the rows: 'prompt', 'label', 'metadata'"),
+        (
+            "a.jsonl --metadata-key metadat",
+            "no row has metadata under the key 'metadat' (--metadata-key). Keys of the rows: 'prompt', 'label',"
+            " 'metadata', 'metadata.row'. Did you mean metadata?",
+        ),
+        ("c.parquet --label-key lable --metadata-key more", "(--metadata-key). Keys of the rows: 'prompt', 'lable'."),
         ("d.jsonl --apply-chat-template --tool-key tools", "d.jsonl:1: the row has tools, and the chat template"),
         ('a.jsonl --apply-chat-template-kwargs {"a":1}', "has no effect without --apply-chat-template"),
         (

@@ -10,7 +10,7 @@ from typing import Any
 from slime.cli.preflight_model import ModelFacts
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
-from slime.errors import ConfigError, DataError
+from slime.errors import ConfigError, DataError, did_you_mean
 from slime.kit.readers.feed.work import BlocksJob, Job, RowsJob, Work
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_file import bad_row_error
@@ -41,6 +41,10 @@ class DataFacts:
     bad: int = 0  #: rows that cannot be used
     overlong: int = 0  #: prompts over the limit
     with_tools: int = 0  #: rows with tools
+    with_metadata: int = 0  #: rows with metadata
+    names: Sequence[str] = ()  #: keys of the rows
+    repeated: int = 0  #: rows whose prompt an earlier row has
+    contradicting: int = 0  #: of these, rows with another label
     sampled: int | None = None  #: rows that were read; None: all
     share: float | None = None  #: of the prompts, if files are mixed
 
@@ -55,6 +59,9 @@ class DataFacts:
             parts.append(f"{self.bad} bad rows are left out")
         if self.overlong:
             parts.append(f"{self.overlong} prompts over the limit are left out")
+        if self.repeated:
+            other = f" ({self.contradicting} of them with another label)" if self.contradicting else ""
+            parts.append(f"{self.repeated} rows repeat the prompt of an earlier one{other}")
         if self.sampled is not None:
             parts.append(f"by {self.sampled} rows of a sample; the others are checked {self.rest_checked}")
         return ", ".join(parts)
@@ -122,9 +129,19 @@ def check_data(
     total = sum(source.weight for source in sources if source.weight is not None)
     for one in facts:
         one.share = None if one.source.weight is None else float(one.source.weight / total)
-    key = prompts.columns.tool_key
-    if key is not None and not prompts.evaluation and not any(one.with_tools for one in facts):
-        raise DataError(f"{', '.join(prompts.files)}: no row has tools under the key {key!r} (--tool-key)")
+    columns = prompts.columns
+    optional = [(columns.tool_key, "--tool-key", "tools", [one.with_tools for one in facts])]
+    inherited = prompts.evaluation and columns.metadata_key == config.data.metadata_key
+    if columns.metadata_key != Columns("", None).metadata_key and not inherited:
+        optional.append((columns.metadata_key, "--metadata-key", "metadata", [one.with_metadata for one in facts]))
+    for key, flag, what, counts in optional:
+        if key is not None and not any(counts) and not (prompts.evaluation and what == "tools"):
+            names = facts[0].names
+            listed = ", ".join(map(repr, names)) or "none"
+            raise DataError(
+                f"{', '.join(prompts.files)}: no row has {what} under the key {key!r} ({flag}). Keys of the rows:"
+                f" {listed}.{did_you_mean(key, names)}"
+            )
     return facts
 
 
@@ -150,6 +167,8 @@ def look(
     facts = DataFacts(prompts.name, source, limit, prompts.rest_checked)
     with contextlib.closing(open_reader(source, prompts.columns, by_block=True, most_unpacked=WHOLE * 2**16)) as reader:
         jobs, whole = _jobs(reader)
+        facts.names = reader.names()
+        labels: dict[int, str | None] = {}
         work = Work([reader], tokenizer if limit else None, prompts.form, limit or None)
         for drawn in (one for job in jobs for one in work.perform(job)):
             facts.rows += 1
@@ -165,6 +184,10 @@ def look(
                     )
                 facts.longest = max(facts.longest, len(tokens))
                 facts.with_tools += row.tools is not None
+                facts.with_metadata += bool(row.metadata.keys() - {"tools"})
+                prompt = hash(repr((row.prompt, row.tools)))
+                facts.repeated += prompt in labels
+                facts.contradicting += labels.setdefault(prompt, row.label) != row.label
             elif row.overlong and prompts.drop_overlong:
                 facts.overlong += 1
             elif not row.overlong and facts.bad < (prompts.max_bad_rows or 0):

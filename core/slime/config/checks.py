@@ -14,7 +14,7 @@ from slime.config.devices import colocation, engine_devices, shared_memory
 from slime.config.eval_sets import eval_sets, evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
 from slime.config.megatron_checks import MEGATRON_CHECKS, Check
 from slime.config.megatron_effects import dependent_notes, refused_effects
-from slime.config.run_config import KEEPING_OPTIONS, SECTION_OF, SECTIONS, RunConfig, batch_shape
+from slime.config.run_config import DEFAULT_GENERATORS, KEEPING_OPTIONS, SECTION_OF, SECTIONS, RunConfig, batch_shape
 from slime.config.section import Excludes, Needs
 from slime.errors import ConfigError
 from slime.errors.redaction import MARK, places_of_mark
@@ -238,6 +238,18 @@ def chat_template(config: RunConfig) -> Iterator[str]:
             yield f"--apply-chat-template-kwargs: {name!r} is set by slime. Leave it out"
 
 
+def supervised_labels(config: RunConfig) -> Iterator[str]:
+    """Supervised training learns the labels of the prompt files, unless a function or class provides its answers."""
+    data, by_function = config.data, config.rollout.custom_generate_function_path or config.data.data_source_path
+    learned = config.generator_name == DEFAULT_GENERATORS["sft_loss"] and data.data_source == "prompts"
+    if config.algorithm.loss_type == "sft_loss" and learned and data.label_key is None and not by_function:
+        yield (
+            "--loss-type sft_loss learns the labels, and with --label-key none there are none: name the key of the"
+            " answers. Where the answer is the last message of a chat, move it to the label:"
+            f' row["label"] = row["{data.input_key}"].pop()["content"]'
+        )
+
+
 def batch_sizes(config: RunConfig) -> Iterator[str]:
     """rollout_batch_size x n_samples_per_prompt = global_batch_size x num_steps_per_rollout; no under-sampling."""
     try:
@@ -370,6 +382,7 @@ CHECKS: tuple[Check, ...] = (
     staleness,
     on_policy,
     chat_template,
+    supervised_labels,
     batch_sizes,
     engine_devices,
     colocation,

@@ -6,6 +6,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import BinaryIO
 
@@ -141,8 +142,11 @@ class JsonLines(Reader):
 
     def names(self) -> list[str]:
         """The keys of the first row, and those inside its objects."""
-        value = next((orjson.loads(line) for number in range(self.blocks) for _, line in self._lines(number)), None)
-        return paths(value) if isinstance(value, dict) else []
+        for _, line in (found for number in range(self.blocks) for found in self._lines(number)):
+            with suppress(ValueError):
+                if isinstance(value := orjson.loads(line.removeprefix(_BOM)), dict):
+                    return paths(value)
+        return []
 
     def _row(self, line: bytes, position: int) -> PromptRow | BadRow:
         text = line.removeprefix(_BOM) if position == 0 else line
