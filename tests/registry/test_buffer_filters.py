@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,13 @@ from slime.registry.plugin_set import survey_plugins
 CONTEXT = Context(seed=0, run_dir=Path(), logger=logging.getLogger("test"))
 
 
-def group(*rewards: float | dict[str, float] | None, age: int = 0) -> Group:
+def group(*rewards: float | dict[str, float] | None, age: int = 0, uses: int = 0) -> Group:
     """A group with these rewards; None: the sample was lost."""
     return Group(
         0,
         [Sample(reward=r, status=Status.FAILED if r is None else Status.COMPLETED) for r in rewards],
         age,
+        uses,
     )
 
 
@@ -81,3 +84,39 @@ def test_bounded_staleness_drops_old_groups_and_keeps_the_oldest_others(max_age:
 @pytest.mark.parametrize("name", ["nonzero_variance", "newest_first", "highest_reward", "bounded_staleness"])
 def test_an_empty_buffer_gives_an_empty_selection(name: str) -> None:
     assert select(name, [], 4) == Selection([])
+
+
+def test_keep_with_fallback_fills_a_batch_with_scored_groups_first() -> None:
+    buffer = [group(1, 1), group(None, 1), group(1, 0), group(0, 0), group(0, 1)]
+    assert select("keep_with_fallback", buffer, 2) == Selection(
+        [2, 4], {0: "zero_variance", 1: "unscored", 3: "zero_variance"}
+    )
+    assert select("keep_with_fallback", buffer, 3) == Selection([2, 4, 0])
+    assert select("keep_with_fallback", buffer, 5) == Selection([2, 4, 0, 3, 1])
+
+
+def test_stratified_keeps_the_same_number_from_every_level_of_reward() -> None:
+    means = [0.0, 0.1, 0.2, 0.3, 0.05, 0.5, 1.0, 0.9]  # of four strata, the first has four groups and the last two
+    buffer = [group(mean, mean) for mean in means]
+    assert select("stratified", buffer, 4) == Selection([0, 3, 5, 6])
+    assert select("stratified", buffer, 6) == Selection([0, 1, 3, 5, 6, 7])
+    assert select("stratified", [*buffer, group(None)], 9) == Selection(list(range(9)))
+    assert select("stratified", [group(1), group(1), group(None)], 2, strata=3) == Selection([0, 1])
+
+
+def test_replay_drops_what_is_old_or_teaches_nothing() -> None:
+    buffer = [group(0, 1, age=3, uses=1), group(1, 1, uses=1), group(0, 1, age=1, uses=2), group(0, 1, age=1, uses=1)]
+    buffer += [group(1, 1), group(0, 1)]
+    drop = {0: "stale", 1: "zero_variance"}
+    assert select("replay", buffer, 3, max_age=2, fresh=0.6) == Selection([3, 4, 5], drop)
+    assert select("replay", buffer, 4, max_age=2) == Selection([2, 3, 4, 5], drop)
+    assert select("replay", buffer, 6, max_age=2) == Selection([2, 3, 4, 5], drop), "too few new groups: another round"
+
+
+@pytest.mark.parametrize("fresh", ["0.55", "0.1", "0.07", "1"])
+def test_the_share_of_new_groups_is_the_least_that_is_enough(fresh: str) -> None:
+    replay = survey_plugins().build("buffer_filter", "replay", {"fresh": float(fresh)}, CONTEXT)
+    for want in range(1, 121):
+        buffer = [*(group(0, 1, uses=1) for _ in range(want)), *(group(0, 1) for _ in range(want))]
+        new = [index for index in replay.select(buffer, want).keep if index >= want]
+        assert len(new) == math.ceil(Fraction(fresh) * want)

@@ -165,7 +165,8 @@ class Replay:
             else:
                 used.append(index)
         used.sort(key=lambda index: (buffer[index].age, buffer[index].uses))
-        again = used[: want - math.ceil(self._fresh * want)]
+        # 0.55 * 100 is a little more than 55.
+        again = used[: want - math.ceil(round(self._fresh * want, 6))]
         new = [index for index, group in enumerate(buffer) if not group.uses]
         return Selection(sorted([*new[: want - len(again)], *again]), drop)
 

@@ -62,10 +62,14 @@ def test_chats_tools_and_metadata_are_the_same_in_every_format(kind: str, tmp_pa
 
 
 def test_tools_may_be_json_text(tmp_path: Path) -> None:
-    rows = [{"prompt": "a", "tools": '[{"name": "f"}]'}, {"prompt": "b", "tools": ""}, {"prompt": "c"}]
+    rows = [
+        {"prompt": "a", "tools": '[{"name": "f", "max": 18446744073709551616}]'},
+        {"prompt": "b", "tools": ""},
+        {"prompt": "c"},
+    ]
     path = write_rows(tmp_path, "jsonl", rows)
     file = PromptFile(path, input_key="prompt", label_key=None, tool_key="tools")
-    assert [row.tools for row in file] == [[{"name": "f"}], None, None]
+    assert [row.tools for row in file] == [[{"name": "f", "max": 2**64}], None, None]
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ class JsonLines(Reader):
         return f'{{"{self.columns.input_key}": "..."{label}}}'
 
     def _convert(self, selected: str) -> str:
-        return f"jq -c '{selected}' {self.name} > rows.jsonl"
+        return f"jq -c '{selected}' {self.name} > rows.jsonl (jq before 1.7 rounds integers of more than 17 digits)"
 
 
 def _too_deep(value: object, level: int = 0) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from json import JSONDecodeError
 from typing import Any
 
-import orjson
-
 from slime.errors import json_type
+from slime.kit.readers.json_text import parsed
 from slime.kit.readers.keys import ABSENT, RowError, column_of, find, missing_key, no_column
 from slime.kit.readers.messages import checked_chat, is_chat_text
 
@@ -139,8 +139,8 @@ def _tools(value: Any, key: str) -> list[dict[str, Any]] | None:
     """Tool schemas, given as a list or as JSON text (common in tables); None if the row has none."""
     if isinstance(value, str):
         try:
-            value = orjson.loads(value) if value.strip() else None
-        except orjson.JSONDecodeError as error:
+            value = parsed(value.encode()) if value.strip() else None
+        except JSONDecodeError as error:
             raise RowError(f": {key!r} is a string, but not valid JSON: {error.msg}") from None
     if value is None or value is ABSENT or value == []:
         return None
