@@ -12,8 +12,10 @@ from typing import Any
 
 import orjson
 
-#: the shortest run of digits that may be an integer of more than 64 bits
-_LONG = re.compile(rb"\d{19}")
+#: the shortest run of digits that may be an integer of more than 64 bits, once all digits are zeros. A regular
+#: expression for it would take longer than reading the text.
+_LONG = b"0" * 19
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _NO_NUMBER = re.compile(r"(?:-?Infinity|NaN)")
 
 
@@ -24,7 +26,7 @@ def parsed(text: bytes) -> Any:
         json.JSONDecodeError: It is not valid JSON, or has a number that Python cannot hold.
         UnicodeDecodeError: It is not UTF-8.
     """
-    if _LONG.search(text) is not None:
+    if _LONG in text.translate(_ZEROS):
         return _exactly(text.decode())
     try:
         return orjson.loads(text)
@@ -78,7 +80,10 @@ def repeated_key(text: bytes, quoted: Sequence[bytes]) -> str | None:
         text: The text.
         quoted: Keys in quotes. Only if one of them occurs twice, objects are looked at, which takes longer.
     """
-    if all(text.count(key) < 2 for key in quoted):
+    for key in quoted:
+        if text.count(key) > 1:
+            break
+    else:
         return None
     twice: list[str] = []
 

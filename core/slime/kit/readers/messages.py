@@ -35,13 +35,18 @@ def checked_chat(chat: Sequence[Any], key: str) -> list[dict[str, Any]]:
     Raises:
         RowError: A message has no role, its content is no text, or the prompt ends with an answer.
     """
-    messages = [_message(message, f"{key!r}[{i}]") for i, message in enumerate(chat)]
+    messages = [message if _plain(message) else _message(message, f"{key!r}[{i}]") for i, message in enumerate(chat)]
     if messages[-1]["role"] == "assistant":
         raise RowError(
             f": {key!r} ends with an answer (role 'assistant'), expected a message to be answered. Move the answer to"
             f' the label: row["label"] = row["{key}"].pop()["content"]'
         )
     return messages
+
+
+def _plain(message: Any) -> bool:
+    """Whether a message has the form that templates expect, as most have."""
+    return isinstance(message, dict) and message.get("role") in ROLES and isinstance(message.get("content"), str)
 
 
 def _message(message: Any, place: str) -> dict[str, Any]:
