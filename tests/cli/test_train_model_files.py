@@ -248,6 +248,90 @@ def test_a_broken_index_is_refused(refused: Refused, model: Path, content: str) 
     assert "is not a safetensors index" in refused("--hf-checkpoint", str(model))
 
 
+def test_an_index_beside_another_single_file_is_refused(dry_run: Slime, refused: Refused, model: Path) -> None:
+    """transformers reads the single file, and engines those of the index."""
+    whole = load_file(model / "model.safetensors")
+    write_index(model, split_weights(model))
+    save_file(whole, model / "model.safetensors")
+    assert dry_run("--hf-checkpoint", str(model)).code == 0
+    save_file(whole | {NORM: whole[NORM] + 1}, model / "model.safetensors")
+    assert f"differ in 1 tensors: {NORM}. Remove one of them" in refused("--hf-checkpoint", str(model))
+
+
+def test_more_files_without_an_index_are_refused(dry_run: Slime, refused: Refused, model: Path) -> None:
+    """Engines read all of them."""
+    shutil.copy(model / "model.safetensors", model / "consolidated.safetensors")
+    assert dry_run("--hf-checkpoint", str(model)).code == 0, "engines leave it out"
+    save_file({NORM: np.zeros(64, np.float32)}, model / "old.safetensors")
+    message = refused("--hf-checkpoint", str(model))
+    assert (
+        "has consolidated.safetensors, old.safetensors beside model.safetensors, and no model.safetensors.i" in message
+    )
+
+
+def test_an_adapter_in_the_model_folder_is_refused(refused: Refused, model: Path) -> None:
+    (model / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    message = refused("--hf-checkpoint", str(model))
+    assert f"{model} has an adapter_config.json: transformers would compute the model with these adapters" in message
+
+
+@pytest.mark.parametrize(("before", "after"), [("model.", "language_model.model."), ("model.", ""), ("", "module.")])
+def test_names_with_another_beginning_are_explained(refused: Refused, model: Path, before: str, after: str) -> None:
+    tensors = load_file(model / "model.safetensors")
+    renamed = {after + name.removeprefix(before) if name.startswith(before) else name: t for name, t in tensors.items()}
+    save_file(renamed, model / "model.safetensors")
+    message = refused("--hf-checkpoint", str(model))
+    assert f"{len(renamed.keys() - tensors.keys())} unexpected: {min(renamed.keys() - tensors.keys())}" in message
+    wanted = "begin with 'language_model.'" if after.startswith("language") else "begin with 'module.'"
+    assert (wanted if after else "lack 'model.' at their beginning") in message
+
+
+def test_tensors_that_share_bytes_are_refused(refused: Refused, model: Path) -> None:
+    path = model / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    last, other = sorted((k for k in header if k != "__metadata__"), key=lambda k: header[k]["data_offsets"])[-1], QUERY
+    header[other]["data_offsets"] = [n + 4 for n in header[other]["data_offsets"]]
+    changed = json.dumps(header).encode()
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + length :])
+    assert last != other
+    message = refused("--hf-checkpoint", str(model))
+    assert f"{path} has a damaged header: {other} leaves a gap before it (data_offsets). Download it again" in message
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", {"eos_token_id": 128}, "eos_token_id 128 is outside the model's vocabulary of 128 tokens"),
+        ("config.json", {"eos_token_id": [1, 500]}, "eos_token_id 500 is outside"),
+        ("config.json", {"pad_token_id": 151643}, "pad_token_id 151643 is outside"),
+        ("config.json", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'; expected the id of a token"),
+        ("generation_config.json", {"eos_token_id": [2, 128]}, "eos_token_id 128 is outside"),
+        ("generation_config.json", {"eos_token_id": True}, "eos_token_id is True; expected the id of a token"),
+    ],
+)
+def test_special_tokens_outside_the_vocabulary_are_refused(
+    refused: Refused, model: Path, file: str, content: dict[str, object], message: str
+) -> None:
+    path = model / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | content))
+    said = refused("--hf-checkpoint", str(model))
+    assert f"{path}: {message}" in said
+
+
+def test_files_that_disagree_on_the_end_of_a_response_are_noted(dry_run: Slime, model: Path) -> None:
+    change_config(model, eos_token_id=1)
+    path = model / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": [1, 2]}))  # as published chat models have it
+    assert "several eos_token_id" not in dry_run("--hf-checkpoint", str(model)).out
+    path.write_text(json.dumps({"eos_token_id": 2}))
+    done = dry_run("--hf-checkpoint", str(model))
+    assert done.code == 0
+    said = "several eos_token_id: config.json 1, generation_config.json 2. Engines end a response at any of them"
+    assert said in " ".join(done.out.split())
+
+
 # --- further models ----------------------------------------------------------------------------------
 
 

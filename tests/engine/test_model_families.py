@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,12 +17,14 @@ import torch
 from tests.support.engines import cpu_engine, running
 from tests.support.model_folders import Folders
 from tests.support.routes import transformers_routes
-from tests.support.tiny_models import FAMILIES, MOE_FAMILIES, transformers_model
+from tests.support.tiny_models import FAMILIES, MOE_FAMILIES, as_transformers_writes, transformers_model
 
 import slime.engine.server
+from slime.config import RunConfig
 from slime.engine.client import HttpPolicyClient
 from slime.errors import EngineError
 from slime.plugin import Generation, SamplingParams
+from slime.weights.models import Models
 
 pytestmark = pytest.mark.engine
 
@@ -39,9 +43,13 @@ Conversation = tuple[list[int], Generation]
 
 
 @contextmanager
-def serving(folder: Path, logs: Path, fork_server: Path, *, moe: bool, tp_size: int = 1) -> Iterator[str]:
+def serving(
+    folder: Path, logs: Path, fork_server: Path, *, moe: bool, tp_size: int = 1, extra_args: tuple[str, ...] = ()
+) -> Iterator[str]:
     """The address of an engine."""
-    server = cpu_engine(folder, logs, fork_server=fork_server, tp_size=tp_size, routed_experts=moe)
+    server = cpu_engine(
+        folder, logs, fork_server=fork_server, tp_size=tp_size, routed_experts=moe, extra_args=extra_args
+    )
     with running(server):
         yield server.url
 
@@ -93,6 +101,20 @@ def test_an_engine_computes_what_transformers_computes(
     assert log_prob_difference(conversations, model) < TOLERANCE
     if moe:
         assert_routes(conversations, model)
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_an_engine_serves_a_folder_that_transformers_wrote(
+    family: str, model_folder: Folders, fork_server: Path, tmp_path: Path
+) -> None:
+    """With what SGLang needs and transformers does not write, as a run gives it to its engines."""
+    published, moe = model_folder(family), family in MOE_FAMILIES
+    folder = as_transformers_writes(Path(shutil.copytree(published, tmp_path / "model")))
+    missing = Models.installed(RunConfig()).engine_config(folder)
+    described = ("--json-model-override-args", json.dumps(missing))
+    with serving(folder, tmp_path, fork_server, moe=moe, extra_args=described) as url:
+        conversations = answers(url, moe=moe)
+    assert log_prob_difference(conversations, transformers_model(published)) < TOLERANCE
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_other_models_keep_their_family() -> None:
 
 @pytest.mark.usefixtures("pebble")
 def test_a_run_may_name_another_family() -> None:
-    assert models("pebble/pebble").describe(example("qwen3")).family == "pebble"
+    assert models("pebble/pebble").describe(PEBBLE | {"model_type": "qwen3"}).family == "pebble"
 
 
 @pytest.mark.usefixtures("pebble")

@@ -21,6 +21,7 @@ from slime.run import placement as devices
 from slime.run.engines import Engines
 from slime.run.supervise.watch import RunWatch
 from slime.run.workers import Workers, node_address
+from slime.weights.models import Models
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -68,7 +69,7 @@ def test_a_node_that_leaves_is_named_and_its_devices_are_waited_for(cluster: Any
     workers.start([THERE])
     workers.build(f"{__name__}:Waiting", [()])
     workers.wait_built()
-    engines = Engines(config, tmp_path, RunWatch(20.0))
+    engines = Engines(config, tmp_path, RunWatch(20.0), Models.installed(config))
     # an engine's address is that of its node
     engines.urls = [f"http://{address}:30000" for address in workers.begin("address", doing="training").wait()]
     assert engines.urls == [f"http://{SECOND}:30000"]

@@ -25,6 +25,7 @@ __all__ = [
     "FAMILIES",
     "MOE_FAMILIES",
     "VOCAB_SIZE",
+    "as_transformers_writes",
     "make_tiny_model",
     "published",
     "transformers_log_probs",
@@ -255,6 +256,28 @@ def make_tiny_model(folder: Path, family: str, *, seed: int, tied: bool = False,
         save_file(tensors, path, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     write_tiny_tokenizer(folder)
+    return folder
+
+
+def as_transformers_writes(folder: Path) -> Path:
+    """Replace `config.json` by what the installed transformers writes for the same model; returns the folder.
+
+    Settings that published files have for other libraries are not in it, and `architectures` is null.
+    """
+    import transformers
+
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    made = getattr(transformers, config["architectures"][0]).config_class
+    foreign = {
+        "first_k_dense_replace",
+        "moe_layer_freq",
+        "scoring_func",
+        "topk_method",
+    } - made.__dataclass_fields__.keys()
+    own = {key: value for key, value in config.items() if key not in foreign | {"model_type"}}
+    written = made(**own).to_json_string(use_diff=True)
+    path.write_text(json.dumps(json.loads(written) | {"model_type": config["model_type"], "architectures": None}))
     return folder
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
+from tests.support.tiny_models import transformers_model
 from tests.train.adapters import ALPHA, RANK, write_adapter
 
 from slime.config import RunConfig, config_problems
@@ -237,3 +240,58 @@ def test_the_configuration_that_peft_writes_is_read(folder: Path, model: Archite
     made = write_adapter(tmp_path, folder, ["q_proj"])
     peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["q_proj"], lora_dropout=0.1).save_pretrained(made)
     assert adapters(model, lora_load=str(made)).scale == ALPHA / RANK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("deepseek_v3", ["all-linear"]),
+        ("deepseek_v3", ["up_proj"]),
+        ("glm4_moe", ["layers.0.mlp.down_proj", "shared_experts.gate_proj", "o_proj"]),
+        ("glm4_moe_lite", ["all-linear"]),
+        ("kimi_k2", ["gate_proj", "up_proj"]),
+        ("qwen3_moe", ["all-linear"]),
+        ("qwen3", ["all-linear"]),
+    ],
+)
+def test_peft_computes_a_mixture_with_adapters_as_slime_does(
+    family: str, targets: list[str], model_folder: Folders, tmp_path: Path
+) -> None:
+    """Dense layers and shared experts have modules with the names of a routed expert's."""
+    import peft
+    import torch
+
+    folder = model_folder(family)
+    model = read_architecture(folder)
+    lora = adapters(model, lora_rank=4, lora_alpha=8.0, lora_targets=targets)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {n: torch.randn(s, generator=generator) * 0.1 for n, s in adapter_shapes(lora, model).items()}
+    written, again = tmp_path / "written", tmp_path / "again"
+    written.mkdir()
+    (written / "adapter_config.json").write_text(json.dumps(peft_config(lora, model, str(folder))))
+    save_file(tensors, written / "adapter_model.safetensors")
+
+    tokens, merged = torch.arange(20)[None] + 30, transformers_model(folder)
+    with torch.no_grad():
+        plain = merged(tokens).logits
+        for module in lora.modules:
+            a, b = (tensors[f"base_model.model.{module}.lora_{part}.weight"] for part in "AB")
+            merged.get_submodule(module).weight += lora.scale * b @ a
+        expected = merged(tokens).logits
+        read = peft.PeftModel.from_pretrained(transformers_model(folder), written).eval()
+        assert (read(tokens).logits - expected).abs().max() < 1e-5 < (plain - expected).abs().max()
+    # and slime reads what PEFT makes of it
+    read.save_pretrained(again)
+    assert adapters(model, lora_load=str(again)) == lora
+    assert load_file(again / "adapter_model.safetensors").keys() == tensors.keys()
+
+
+def test_adapters_on_experts_are_refused(model_folder: Folders, tmp_path: Path) -> None:
+    folder = model_folder("deepseek_v3")
+    made = write_adapter(tmp_path, folder, ["q_a_proj"])
+    path = made / "adapter_config.json"
+    config = json.loads(path.read_text()) | {"target_parameters": ["mlp.experts.gate_up_proj"]}
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"gate_up_proj', which is the weight of no linear layer"):
+        adapters(read_architecture(folder), lora_load=str(made))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 
@@ -46,6 +47,34 @@ def write(folder: Path, shape: list[int], offsets: list[int], *, dtype: str = "F
 def test_a_header_that_contradicts_itself_is_refused(shape: list[int], offsets: list[int], tmp_path: Path) -> None:
     write(tmp_path, shape, offsets)
     with pytest.raises(CheckpointError, match="damaged header"):
+        stored_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ([0, 8], [8, 16], None),
+        ([8, 16], [0, 8], None),  # the order of the header is not that of the bytes
+        ([0, 8], [4, 12], "overlaps the tensor before it"),
+        ([0, 16], [0, 16], "overlaps the tensor before it"),
+        ([0, 8], [12, 20], "leaves a gap before it"),
+        ([4, 12], [12, 20], "leaves a gap before it"),
+    ],
+)
+def test_tensors_follow_each_other_as_safetensors_demands(
+    first: list[int], second: list[int], said: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    spans = {"a": first, "b": second}
+    rows = {k: {"dtype": "F32", "shape": [(e - b) // 4], "data_offsets": [b, e]} for k, (b, e) in spans.items()}
+    header = json.dumps(rows).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(max(first[1], second[1])))
+    if said is None:
+        assert stored_tensors(tmp_path).keys() == load_file(path).keys() == {"a", "b"}
+        return
+    with pytest.raises(SafetensorError):
+        load_file(path)
+    with pytest.raises(CheckpointError, match=said):
         stored_tensors(tmp_path)
 
 

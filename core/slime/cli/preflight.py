@@ -17,6 +17,7 @@ from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_model import (
     ModelFacts,
     check_vocabulary,
+    end_notes,
     engine_problem,
     length_notes,
     load_tokenizer,
@@ -171,6 +172,7 @@ def preflight(
         *_code_notes(config),
         *token_notes,
         *length_notes(config, model),
+        *(end_notes(model) if with_engines else ()),
         *_engine_notes(config, with_engines=with_engines),
         *_machine_notes(config, with_engines=with_engines, trains=trains),
     ]

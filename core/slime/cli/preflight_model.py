@@ -18,8 +18,8 @@ from slime.errors import CheckpointError, ConfigError, SlimeError
 from slime.kit.readers.light_tokenizer import LightTokenizer
 from slime.plugin.architecture import Architecture
 from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problems, weight_names
-from slime.weights.hf_config import read_hf_config, read_tokenizer, tokenizer_code
-from slime.weights.lora import adapter_tensors, lora_of
+from slime.weights.hf_config import read_hf_config, read_json, read_tokenizer, tokenizer_code
+from slime.weights.lora import ADAPTER_CONFIG, adapter_tensors, lora_of
 from slime.weights.mapping import EMBEDDING, HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
 from slime.weights.models import Models
 from slime.weights.stated_model import contradictions, predicting_layers
@@ -100,6 +100,12 @@ def read_model(folder: Path, option: str, models: Models) -> ModelFacts:
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ConfigError(
             f"{option} {folder} has no tokenizer; expected one of the files {', '.join(_TOKENIZER_FILES)}"
+        )
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise ConfigError(
+            f"{option} {folder} has an {ADAPTER_CONFIG}: transformers would compute the model with these adapters, and"
+            " slime and the engines without them. Move the adapter to a folder of its own; --lora-load starts from it,"
+            " and `merge_and_unload` of peft puts it into the weights"
         )
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{option} {folder} has no weights; expected *.safetensors files")
@@ -202,6 +208,7 @@ def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     yield from _contexts(config, model)
     yield from _routing(config, model)
     yield from _stop_tokens(config, model)
+    yield from _special_tokens(model)
     yield from _divisions(config, model)
 
 
@@ -264,6 +271,49 @@ def _stop_tokens(config: RunConfig, model: ModelFacts) -> Iterator[str]:
                 f"{option} {' '.join(map(str, outside))}: outside the model's vocabulary of {vocabulary}"
                 f" tokens, expected ids from 0 to {vocabulary - 1}"
             )
+
+
+def _special_tokens(model: ModelFacts) -> Iterator[str]:
+    """Ids in the model folder at which no response can end, or for which transformers has no embedding."""
+    vocabulary = int(model.gpt["vocab_size"])
+    for file, key in (
+        ("config.json", "eos_token_id"),
+        ("generation_config.json", "eos_token_id"),
+        ("config.json", "pad_token_id"),
+    ):
+        outside = [one for one in _token_ids(model.folder, file, key) if one >= vocabulary]
+        if outside:
+            yield (
+                f"{model.folder / file}: {key} {' '.join(map(str, outside))} is outside the model's vocabulary of"
+                f" {vocabulary} tokens, expected ids from 0 to {vocabulary - 1}"
+            )
+
+
+def _token_ids(folder: Path, file: str, key: str) -> list[int]:
+    """The ids that a file of a model folder has under a key; none if it has no such key."""
+    path = folder / file
+    if not path.is_file():
+        return []
+    try:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    stated = content.get(key) if isinstance(content, dict) else None
+    ids = [] if stated is None else stated if isinstance(stated, list) else [stated]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+        raise ConfigError(f"{path}: {key} is {stated!r}; expected the id of a token, or a list of ids")
+    return list(ids)
+
+
+def end_notes(model: ModelFacts) -> Iterator[str]:
+    """Tokens at which responses end, if the files of the folder disagree."""
+    stated = {
+        file: _token_ids(model.folder, file, "eos_token_id") for file in ("config.json", "generation_config.json")
+    }
+    first, second = map(set, stated.values())
+    if first and second and not first <= second:
+        said = ", ".join(f"{file} {' '.join(map(str, ids))}" for file, ids in stated.items())
+        yield f"{model.folder} has several eos_token_id: {said}. Engines end a response at any of them"
 
 
 def check_vocabulary(model: ModelFacts, tokenizer: Any) -> str | None:

@@ -7,7 +7,7 @@ checking, so that a name, a shape or a layout is written once. This module needs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Shape = tuple[int, ...]
@@ -88,6 +88,8 @@ class Architecture:
         predicting: The layers for multi-token prediction, if slime can train them. Their tensors are among those
             carried, and are trained only if the user asks for it.
         predicts: Whether they are trained: `rules` then holds theirs too.
+        engine_config: What engines need in `config.json`, although the class of transformers does not have it: key ->
+            the value that the model is computed with. Engines and exports get the keys that the folder lacks.
     """
 
     family: str
@@ -98,6 +100,11 @@ class Architecture:
     carried: tuple[str, ...] = ()
     predicting: PredictingLayers | None = None
     predicts: bool = False
+    engine_config: Mapping[str, Any] = field(default_factory=dict)
+
+    def missing_from(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
+        """What engines need and this `config.json` lacks."""
+        return {key: value for key, value in self.engine_config.items() if hf_config.get(key) is None}
 
     def with_predicting_layers(self) -> Architecture:
         """The same model with its layers for multi-token prediction trained. It must have some."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,6 +29,7 @@ from slime.run.ray_session import live_nodes
 from slime.run.supervise.processes import WatchedProcess
 from slime.run.supervise.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, node_address
+from slime.weights.models import Models
 
 #: seconds between two questions to a server
 ASK_S = 2.0
@@ -111,9 +114,10 @@ def engine_options(config: RunConfig) -> list[str]:
 class Engines:
     """All engines and the router. Owned by the driver."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, watch: RunWatch) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, watch: RunWatch, models: Models) -> None:
         """Describe the engines; `start` starts them, and `watch` gets their processes."""
         self._config = config
+        self._models = models
         self._watch = watch
         # In a cluster of several nodes, router and engines must be reachable from the others.
         self._reachable = config.cluster.ray_address is not None
@@ -158,6 +162,12 @@ class Engines:
         self._port = port
         self.url = f"http://{self._host}:{self._port}"
 
+    @cached_property
+    def _options(self) -> list[str]:
+        missing = self._models.engine_config(Path(str(self._config.checkpoint.hf_checkpoint)))
+        described = ["--json-model-override-args", json.dumps(missing)] if missing else []
+        return [*engine_options(self._config), *described]
+
     def _spec(self, index: int) -> EngineSpec:
         base = self._config.cluster.engine_port
         return EngineSpec(
@@ -167,7 +177,7 @@ class Engines:
             device=self._config.device,
             threads=engine_threads(self._config),
             log_path=self._log_dir / f"engine-{index}.log",
-            extra_args=engine_options(self._config),
+            extra_args=self._options,
             random_seed=self._config.data.rollout_seed + index,
             routed_experts=self._config.rollout.use_rollout_routing_replay,
             compared=self._config.sync.check_weight_update_equal,

@@ -34,6 +34,7 @@ from slime.run.supervise.recovery import Recovery
 from slime.run.supervise.watch import RunWatch
 from slime.run.token_log import TokenLog
 from slime.run.workers import PendingCall, Watch, Workers
+from slime.weights.models import Models
 
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ class Run:
             self._roles.discard("engines")
         self._placement: Placement | None = None
         self._watch = watch = RunWatch(config.cluster.hang_timeout_s)
-        self._engines = Engines(config, run_dir, watch)
+        self._engines = Engines(config, run_dir, watch, Models(plugins, config, run_dir))
         self._preemption = preemption
         if preemption is not None:
             watch.supervise(preemption.check)

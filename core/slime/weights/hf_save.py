@@ -97,7 +97,7 @@ def _save(
         files = _write_tensors(work, tensors, max_shard_bytes)
         expected = {*model.shapes, *kept, *copies}
         _check_complete(folder, {name for held in files.values() for name, _, _ in held}, expected)
-        write_config(work, config, files)
+        write_config(work, {**config, **model.missing_from(config)}, files)
         also(work)
         move_into_place(work, folder)
     finally:

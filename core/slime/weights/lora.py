@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,6 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "megatron_config": (None,),
     "modules_to_save": (None, []),
     "rank_pattern": (None, {}),
-    "target_parameters": (None, []),
     "trainable_token_indices": (None,),
     "use_dora": (None, False),
     "use_qalora": (None, False),
@@ -78,11 +77,15 @@ class Lora:
     @property
     def kinds(self) -> list[str]:
         """The last parts of the modules' names, such as `q_proj`, in the order of the model."""
-        return list(dict.fromkeys(module.rpartition(".")[2] for module in self.modules))
+        return _kinds(self.modules)
 
     def __str__(self) -> str:
         on = f"{len(self.modules)} modules ({', '.join(self.kinds)})"
         return f"adapters of rank {self.rank} and alpha {self.alpha:g} on {on}"
+
+
+def _kinds(modules: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(module.rpartition(".")[2] for module in modules))
 
 
 def lora_of(options: LoraOptions, model: Architecture) -> Lora | None:
@@ -117,7 +120,7 @@ def _chosen(targets: Collection[str], model: Architecture) -> tuple[str, ...]:
         return linear
     for target in targets:
         if not any(_ends_with(module, target) for module in linear):
-            kinds = Lora(1, 1.0, linear).kinds
+            kinds = _kinds(linear)
             raise ConfigError(
                 f"--lora-targets {target}: the model has no linear layer of this name; expected {ALL_LINEAR}, or some"
                 f" of {', '.join(kinds)}, or full names of modules.{did_you_mean(target, [*kinds, ALL_LINEAR])}"
@@ -174,7 +177,12 @@ def peft_config(lora: Lora, model: Architecture, base: str) -> dict[str, Any]:
         model: The model that they belong to.
         base: Where the model is.
     """
-    short = lora.kinds
+    # Newer PEFT takes a module with the name of an expert's for the experts of the whole layer, but not if the weight
+    # itself is named.
+    of_experts = {kind for rule in model.rules if rule.expert is not None for kind in _kinds(map(module_of, rule.hf))}
+    by_weight = [module for module in lora.modules if module.rpartition(".")[2] in of_experts]
+    by_name = tuple(module for module in lora.modules if module not in by_weight)
+    short = _kinds(by_name)
     return {
         "base_model_name_or_path": base,
         "bias": "none",
@@ -186,7 +194,8 @@ def peft_config(lora: Lora, model: Architecture, base: str) -> dict[str, Any]:
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": lora.rank,
-        "target_modules": short if _chosen(short, model) == lora.modules else list(lora.modules),
+        "target_modules": short if _chosen(short, model) == by_name else list(by_name),
+        **({"target_parameters": [f"{module}.weight" for module in by_weight]} if by_weight else {}),
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": False,
@@ -195,7 +204,7 @@ def peft_config(lora: Lora, model: Architecture, base: str) -> dict[str, Any]:
 
 def _loaded(options: LoraOptions, model: Architecture) -> Lora:
     folder = Path(str(options.lora_load))
-    lora = _read_config(folder, _adapted_modules(folder, model))
+    lora = _read_config(folder, _adapted_modules(folder, model), linear_modules(model))
     # A saved configuration states the default too.
     chosen = None if options.lora_targets == [ALL_LINEAR] else _chosen(options.lora_targets, model)
     stated = {
@@ -254,7 +263,7 @@ def _adapted_modules(folder: Path, model: Architecture) -> tuple[str, ...]:
     return tuple(module for module in linear if module in adapted)
 
 
-def _read_config(folder: Path, modules: tuple[str, ...]) -> Lora:
+def _read_config(folder: Path, modules: tuple[str, ...], linear: Collection[str]) -> Lora:
     path = folder / ADAPTER_CONFIG
     try:
         config: Mapping[str, Any] = read_json(path)
@@ -262,7 +271,7 @@ def _read_config(folder: Path, modules: tuple[str, ...]) -> Lora:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     if not isinstance(config, Mapping):
         raise CheckpointError(f"{path} holds no JSON object.")
-    problems = list(_unsupported(config))
+    problems = list(_unsupported(config, linear))
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         problems.append(f"r is {rank!r}, expected a positive whole number")
@@ -275,13 +284,16 @@ def _read_config(folder: Path, modules: tuple[str, ...]) -> Lora:
     return Lora(rank, float(alpha) * (rank**0.5 if config.get("use_rslora") else 1.0), modules)
 
 
-def _unsupported(config: Mapping[str, Any]) -> Iterator[str]:
+def _unsupported(config: Mapping[str, Any], linear: Collection[str]) -> Iterator[str]:
     """Settings with which PEFT would compute something else than alpha / rank x B A beside the base weights."""
     if config.get("peft_type") != "LORA":
         yield f"peft_type is {config.get('peft_type')!r}, expected 'LORA'"
     for name, off in _OFF.items():
         if config.get(name) not in off:
             yield f"{name} is {config[name]!r}, which slime does not compute; expected {off[-1]!r}"
+    for target in config.get("target_parameters") or ():
+        if not any(_ends_with(f"{module}.weight", str(target)) for module in linear):
+            yield f"target_parameters has {target!r}, which is the weight of no linear layer of the model"
     init = config.get("init_lora_weights")
     if init not in _INITS:
         yield (

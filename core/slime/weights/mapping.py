@@ -34,11 +34,26 @@ def wrong_names(
         for name in set(found) - expected - optional
         if not name.endswith(_NOT_WEIGHTS) and not name.startswith(carried)
     }
-    return [
+    problems = [
         f"{len(names)} {what}: {first_names(names)}"
         for what, names in (("missing", missing), ("unexpected", unexpected))
         if names
     ]
+    if missing and (hint := _prefixed(min(missing), unexpected)) is not None:
+        problems.append(hint)
+    elif missing and not unexpected:
+        problems.append(f"there are: {first_names(found) or 'none'}")
+    return problems
+
+
+def _prefixed(missing: str, unexpected: Collection[str]) -> str | None:
+    """A hint, if a missing tensor is there with another beginning of its name."""
+    for name in sorted(unexpected):
+        if name.endswith(f".{missing}"):
+            return f"the names there begin with {name.removesuffix(missing)!r}, which expected ones do not"
+        if missing.endswith(f".{name}"):
+            return f"the names there lack {missing.removesuffix(name)!r} at their beginning"
+    return None
 
 
 def differences(ours: Architecture, theirs: Architecture, *, output_layer: bool = True) -> list[str]:

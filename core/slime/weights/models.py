@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.registry.resolve import Use
 from slime.weights.fp8 import block_of
 from slime.weights.hf_config import read_hf_config
+from slime.weights.hf_settings import Settings, fields_of
 from slime.weights.mapping import differences
 from slime.weights.stated_model import predicting_layers
 
@@ -49,7 +51,7 @@ class Models:
         Raises:
             ConfigError: No `model_type`, a model that is not the family's causal language model, weights
                 quantised in a way that cannot be read, or a setting that would change the computation and that the
-                family does not have.
+                family does not have or does not read.
             PluginLoadError: No family for this model type is installed, or it is broken.
         """
         spec, family, title = self._family_of(hf_config)
@@ -60,8 +62,21 @@ class Models:
                 f" trains {spec.causal_lm}."
             )
         block_of(hf_config)
+        settings = Settings(hf_config, fields_of(spec.causal_lm))
         with naming(title, ".describe"):
-            return family.describe(hf_config)
+            found = family.describe(settings)
+        if unknown := settings.not_read():
+            raise ConfigError(
+                f"config.json: {', '.join(unknown)}: slime does not compute this for model_type"
+                f" {hf_config['model_type']!r}, and the engines may. If it has no effect on this model, remove it from"
+                " config.json."
+            )
+        return replace(found, engine_config={"architectures": [spec.causal_lm], **found.engine_config})
+
+    def engine_config(self, folder: Path) -> dict[str, Any]:
+        """What engines need in `config.json` and this folder's lacks. Raises as `describe` does."""
+        stated = read_hf_config(folder)
+        return self.describe(stated).missing_from(stated)
 
     def read_same(
         self, folder: Path, ours: Architecture | None, option: str, *, output_layer: bool = True

@@ -22,6 +22,9 @@ from slime.weights.mapping import first_names
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
+#: the same weights under their publisher's names, which engines leave out if there is no other file
+_ORIGINAL = "consolidated.safetensors"
+
 #: type -> bytes of a number, and its exponent's bits: a number with all of them set is infinite or not a number
 FLOATS = {"F64": (8, 0x7FF0 << 48), "F32": (4, 0x7F80 << 16), "F16": (2, 0x7C00), "BF16": (2, 0x7F80)}
 #: numbers of 8 bits, which need a scale; this type has no infinity, and two patterns that are not a number
@@ -52,6 +55,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """
     index = read_index(folder)
     if index is None:
+        _require_alone(folder)
         return read_header(folder / SINGLE_FILE)
     headers = {file: read_header(folder / file) for file in sorted(set(index.values()))}
     absent = [name for name, file in index.items() if name not in headers[file]]
@@ -59,7 +63,31 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(
             f"{folder / INDEX_FILE} names {len(absent)} tensors that are not in their files: {first_names(absent)}."
         )
-    return {name: headers[file][name] for name, file in index.items()}
+    tensors = {name: headers[file][name] for name, file in index.items()}
+    if SINGLE_FILE not in headers and (folder / SINGLE_FILE).is_file():
+        _require_same(tensors, read_header(folder / SINGLE_FILE), folder)
+    return tensors
+
+
+def _require_alone(folder: Path) -> None:
+    """Without an index, engines read every file, and transformers only one."""
+    others = sorted(path.name for path in folder.glob("*.safetensors") if path.name != SINGLE_FILE)
+    if others and others != [_ORIGINAL]:
+        raise CheckpointError(
+            f"{folder} has {', '.join(others)} beside {SINGLE_FILE}, and no {INDEX_FILE}: engines would read all of"
+            f" them, and transformers {SINGLE_FILE} alone. Remove the files that do not belong to the model."
+        )
+
+
+def _require_same(indexed: Mapping[str, StoredTensor], single: Mapping[str, StoredTensor], folder: Path) -> None:
+    """With both, engines read the files of the index, and transformers the single one."""
+    different = indexed.keys() ^ single.keys()
+    different |= {name for name in indexed.keys() & single.keys() if not _same(indexed[name], single[name])}
+    if different:
+        raise CheckpointError(
+            f"{folder} holds two models: the files of {INDEX_FILE}, which engines read, and {SINGLE_FILE}, which"
+            f" transformers reads, differ in {len(different)} tensors: {first_names(different)}. Remove one of them."
+        )
 
 
 def read_index(folder: Path) -> dict[str, str] | None:
@@ -115,7 +143,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} has a damaged header ({type(error).__name__}). Download it again.") from error
-    expected = max((tensor.end for tensor in tensors.values()), default=_LENGTH + length)
+    expected = _LENGTH + length
+    for name, tensor in sorted(tensors.items(), key=lambda one: (one[1].begin, one[1].end)):
+        if tensor.begin != expected:
+            what = "overlaps the tensor before it" if tensor.begin < expected else "leaves a gap before it"
+            raise CheckpointError(f"{path} has a damaged header: {name} {what} (data_offsets). Download it again.")
+        expected = tensor.end
     if size != expected:
         what = "truncated" if size < expected else "damaged"
         raise CheckpointError(
@@ -171,24 +204,29 @@ def tied_problem(stored: Mapping[str, StoredTensor], embedding: str, output: str
     """
     if embedding not in stored or output not in stored:
         return None
-    one, other = stored[embedding], stored[output]
-    if (one.dtype, one.shape) == (other.dtype, other.shape):
-        try:
-            with one.path.open("rb") as first, other.path.open("rb") as second:
-                for begin, size in _pieces(one, everything=everything):
-                    first.seek(begin)
-                    second.seek(begin - one.begin + other.begin)
-                    if first.read(size) != second.read(size):
-                        break
-                else:
-                    return None
-        except OSError as error:
-            raise CheckpointError(f"{one.path.parent} cannot be read: {error.strerror}.") from error
+    if _same(stored[embedding], stored[output], everything=everything):
+        return None
     return (
         f"{output} differs from {embedding}, and config.json says that the model has one matrix for both"
         " (tie_word_embeddings). Set tie_word_embeddings to false if the model was trained with two; otherwise remove"
         f" {output}"
     )
+
+
+def _same(one: StoredTensor, other: StoredTensor, *, everything: bool = False) -> bool:
+    """Whether two tensors have the same type, shape and bytes: all of them, or evenly spaced pieces."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    try:
+        with one.path.open("rb") as first, other.path.open("rb") as second:
+            for begin, size in _pieces(one, everything=everything):
+                first.seek(begin)
+                second.seek(begin - one.begin + other.begin)
+                if first.read(size) != second.read(size):
+                    return False
+    except OSError as error:
+        raise CheckpointError(f"{one.path.parent} cannot be read: {error.strerror}.") from error
+    return True
 
 
 def sample_digest(folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slime.errors import ConfigError
@@ -14,6 +14,7 @@ from slime.kit.models import (
     embedding_rules,
     gated_mlp_rules,
     mixture_rules,
+    no_effect,
     positive_float,
     positive_int,
     predicting_layers,
@@ -44,7 +45,7 @@ class Sizes:
             heads=positive_int(config, "num_attention_heads"),
             ffn=positive_int(config, "intermediate_size"),
             vocabulary=positive_int(config, "vocab_size"),
-            tied=boolean(config, "tie_word_embeddings", False),
+            tied=boolean(config, "tie_word_embeddings"),
         )
 
 
@@ -68,6 +69,8 @@ class Mixture:
     rules: Callable[[int], Iterator[Rule]]
     #: keywords of `TransformerConfig`
     keywords: Mapping[str, Any]
+    #: what engines read of it in `config.json`, and transformers does not
+    engine_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def decoder(
@@ -107,6 +110,7 @@ def decoder(
         transformer=transformer_keywords(config, sizes, **attention.keywords, **experts),
         gpt=gpt_keywords(config, sizes, positions),
         rules=tuple(rules()),
+        engine_config={} if mixture is None else mixture.engine_config,
         carried=tuple(f"model.layers.{sizes.layers + number}." for number in range(predicting)),
         predicting=predicting_layers(
             sizes.layers,
@@ -149,7 +153,7 @@ def transformer_keywords(config: HFConfig, sizes: Sizes, **more: Any) -> dict[st
         "num_attention_heads": sizes.heads,
         "ffn_hidden_size": sizes.ffn,
         "normalization": "RMSNorm",
-        "layernorm_epsilon": positive_float(config, "rms_norm_eps", 1e-6),
+        "layernorm_epsilon": positive_float(config, "rms_norm_eps"),
         "gated_linear_unit": True,
         "activation_func": "silu",
         "add_bias_linear": False,
@@ -173,9 +177,14 @@ def gpt_keywords(config: HFConfig, sizes: Sizes, positions: Mapping[str, Any]) -
     }
 
 
-def query_groups(config: HFConfig, sizes: Sizes, default: int | None = None) -> int:
+def head_size(config: HFConfig, sizes: Sizes) -> int:
+    """Size of a head; without the key, the heads share the hidden state evenly."""
+    return positive_int(config, "head_dim", None if "head_dim" in config else sizes.hidden // sizes.heads)
+
+
+def query_groups(config: HFConfig, sizes: Sizes, if_null: int | None = None) -> int:
     """Key and value heads, which the query heads share evenly."""
-    groups = positive_int(config, "num_key_value_heads", default)
+    groups = positive_int(config, "num_key_value_heads", if_null)
     if sizes.heads % groups:
         raise ConfigError(
             f"config.json: num_attention_heads {sizes.heads} is not a multiple of num_key_value_heads {groups}."
@@ -235,9 +244,10 @@ def sigmoid_mixture(config: HFConfig, sizes: Sizes, layers: Sequence[int]) -> Mi
     """
     require(config, "scoring_func", (None, "sigmoid"), "the router's scores")
     require(config, "topk_method", (None, "noaux_tc"), "how experts are chosen")
-    require(config, "norm_topk_prob", (None, True), "the weights of the chosen experts add up to 1")
+    require(config, "norm_topk_prob", (True,), "the weights of the chosen experts add up to 1")
+    no_effect(config, "aux_loss_alpha", "ep_size", "seq_aux")
     experts = positive_int(config, "n_routed_experts", most=10_000)
-    groups, kept = positive_int(config, "n_group", 1), positive_int(config, "topk_group", 1)
+    groups, kept = positive_int(config, "n_group"), positive_int(config, "topk_group")
     if experts % groups or kept > groups:
         raise ConfigError(f"config.json: n_group {groups} and topk_group {kept} do not divide {experts} experts.")
     return mixture_of_experts(
@@ -250,15 +260,15 @@ def sigmoid_mixture(config: HFConfig, sizes: Sizes, layers: Sequence[int]) -> Mi
         moe_router_score_function="sigmoid",
         moe_router_pre_softmax=True,
         moe_router_enable_expert_bias=True,
-        moe_router_topk_scaling_factor=positive_float(config, "routed_scaling_factor", 1.0),
+        moe_router_topk_scaling_factor=positive_float(config, "routed_scaling_factor"),
         **({"moe_router_num_groups": groups, "moe_router_group_topk": kept} if groups > 1 else {}),
     )
 
 
-def dense_then_mixture(config: HFConfig, layers: int, default: int = 0) -> list[int]:
+def dense_then_mixture(config: HFConfig, layers: int, default: int | None = None) -> list[int]:
     """0 for each of the first `first_k_dense_replace` layers, 1 for the others."""
     require(config, "moe_layer_freq", (None, 1), "every layer after the dense ones has experts")
-    dense = default if config.get("first_k_dense_replace") is None else config["first_k_dense_replace"]
+    dense = config.get("first_k_dense_replace", default)
     if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense < layers:
         raise ConfigError(f"config.json: first_k_dense_replace is {dense!r}; expected a number from 0 to {layers - 1}.")
     return [0] * dense + [1] * (layers - dense)

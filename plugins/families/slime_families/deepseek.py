@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from slime.errors import ConfigError
@@ -10,6 +11,9 @@ from slime.kit.models import latent_attention_rules, positive_float, positive_in
 from slime.plugin import Context, NoOptions
 from slime.plugin.architecture import Architecture, Rule
 from slime_families.decoder import Attention, HFConfig, Mixture, Sizes, decoder, dense_then_mixture, sigmoid_mixture
+
+#: what SGLang's class reads, and files that transformers writes lack
+_ENGINE_CONFIG = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
 
 class DeepseekV3:
@@ -21,7 +25,8 @@ class DeepseekV3:
     def describe(self, config: HFConfig) -> Architecture:
         """The model of a `config.json`. Raises `ConfigError` for settings that slime does not compute."""
         sizes = Sizes.of(config)
-        return latent_decoder(config, sizes, sigmoid_mixture(config, sizes, dense_then_mixture(config, sizes.layers)))
+        mixture = sigmoid_mixture(config, sizes, dense_then_mixture(config, sizes.layers))
+        return latent_decoder(config, sizes, replace(mixture, engine_config=_ENGINE_CONFIG))
 
 
 def latent_decoder(config: HFConfig, sizes: Sizes, mixture: Mixture) -> Architecture:
@@ -40,11 +45,17 @@ def latent_decoder(config: HFConfig, sizes: Sizes, mixture: Mixture) -> Architec
 def _latent_attention(config: HFConfig, sizes: Sizes) -> Attention:
     """Multi-head latent attention (DeepSeek-V2, 2024)."""
     require(config, "attention_bias", (None, False), "biases on the attention projections")
-    require(config, "rope_interleave", (None, True), "how heads are rotated")
+    require(config, "rope_interleave", (True,), "how heads are rotated")
+    require(
+        config, "num_key_value_heads", (None, sizes.heads), "every head has its key and value, as num_attention_heads"
+    )
     query_rank = None if config.get("q_lora_rank") is None else positive_int(config, "q_lora_rank")
     rank = positive_int(config, "kv_lora_rank")
     nope_dim, rope_dim = positive_int(config, "qk_nope_head_dim"), positive_int(config, "qk_rope_head_dim")
     value_dim = positive_int(config, "v_head_dim")
+    # Files that transformers writes have them too.
+    require(config, "head_dim", (None, rope_dim), "the rotated part of a head is qk_rope_head_dim")
+    require(config, "qk_head_dim", (None, nope_dim + rope_dim), "qk_nope_head_dim + qk_rope_head_dim")
 
     def rules(layer: int) -> Iterator[Rule]:
         return latent_attention_rules(
@@ -78,12 +89,8 @@ def _latent_attention(config: HFConfig, sizes: Sizes) -> Attention:
 def _positions(config: HFConfig) -> dict[str, Any]:
     """Keywords of `MLATransformerConfig` for the rotary embedding: plain, or scaled by YaRN (Peng et al., 2023)."""
     table = rope_table(config)
-    require(
-        {**config, **table},
-        "partial_rotary_factor",
-        (None, 1.0),
-        "the part of a head that is rotated is qk_rope_head_dim",
-    )
+    kind = {"model_type": config.get("model_type")}
+    require(table | kind, "partial_rotary_factor", (None, 1.0), "the rotated part of a head is qk_rope_head_dim")
     base = {"rotary_base": positive_float(table, "rope_theta", 10000.0), "rotary_percent": 1.0}
     if table["rope_type"] == "default":
         return {"rope_type": "rope", **base}
@@ -95,7 +102,7 @@ def _positions(config: HFConfig) -> dict[str, Any]:
     return {
         "rope_type": "yarn",
         **base,
-        "rotary_scaling_factor": positive_float(table, "factor", 1.0),
+        "rotary_scaling_factor": positive_float(table, "factor"),
         "original_max_position_embeddings": positive_int(table, "original_max_position_embeddings"),
         "beta_fast": positive_float(table, "beta_fast", 32.0),
         "beta_slow": positive_float(table, "beta_slow", 1.0),

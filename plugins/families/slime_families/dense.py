@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from slime.errors import ConfigError
 from slime.kit.models import full_attention, positive_int, require, rope
 from slime.plugin import Context, NoOptions
 from slime.plugin.architecture import Architecture
-from slime_families.decoder import HFConfig, Sizes, decoder, grouped_attention, query_groups
-
-#: what `Qwen3Config` of transformers assumes when `config.json` has no `head_dim`
-QWEN3_HEAD_DIM = 128
+from slime_families.decoder import HFConfig, Sizes, decoder, grouped_attention, head_size, query_groups
 
 
 class Llama:
@@ -21,13 +19,13 @@ class Llama:
         """The model of a `config.json`. Raises `ConfigError` for settings that slime does not compute."""
         require(config, "mlp_bias", (None, False), "biases in the feed-forward network")
         require(config, "attention_bias", (None, False), "biases on the attention projections")
-        heads = positive_int(config, "num_attention_heads")
-        return dense_decoder(
-            config,
-            head_dim=positive_int(config, "head_dim", positive_int(config, "hidden_size") // heads),
-            groups_by_default=heads,
-            scaling=("llama3",),
-        )
+        heads, hidden = positive_int(config, "num_attention_heads"), positive_int(config, "hidden_size")
+        if hidden % heads:
+            raise ConfigError(
+                f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}, which"
+                " transformers demands of this family."
+            )
+        return dense_decoder(config, head_dim=positive_int(config, "head_dim", hidden // heads), scaling=("llama3",))
 
 
 class Qwen2:
@@ -39,9 +37,7 @@ class Qwen2:
     def describe(self, config: HFConfig) -> Architecture:
         """The model of a `config.json`. Raises `ConfigError` for settings that slime does not compute."""
         full_attention(config)
-        heads = positive_int(config, "num_attention_heads")
-        head_dim = positive_int(config, "hidden_size") // heads
-        return dense_decoder(config, head_dim=head_dim, groups_by_default=heads, bias=True)
+        return dense_decoder(config, head_dim=head_size(config, Sizes.of(config)), bias=True)
 
 
 class Qwen3:
@@ -54,20 +50,19 @@ class Qwen3:
         """The model of a `config.json`. Raises `ConfigError` for settings that slime does not compute."""
         full_attention(config)
         require(config, "attention_bias", (None, False), "biases on the attention projections")
-        return dense_decoder(config, head_dim=positive_int(config, "head_dim", QWEN3_HEAD_DIM), qk_norm=True)
+        return dense_decoder(config, head_dim=positive_int(config, "head_dim"), qk_norm=True)
 
 
 def dense_decoder(
     config: HFConfig,
     *,
     head_dim: int,
-    groups_by_default: int | None = None,
     bias: bool = False,
     qk_norm: bool = False,
     scaling: tuple[str, ...] = (),
 ) -> Architecture:
     """A pre-norm decoder with grouped-query attention and a gated MLP."""
     sizes = Sizes.of(config)
-    groups = query_groups(config, sizes, groups_by_default)
+    groups = query_groups(config, sizes, if_null=sizes.heads)
     attention = grouped_attention(sizes, groups, head_dim, bias=bias, qk_norm=qk_norm)
     return decoder(config, sizes, attention, rope(config, scaling=scaling))

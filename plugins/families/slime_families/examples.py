@@ -38,6 +38,7 @@ _LATENT_ATTENTION = {
     "q_lora_rank": 48,
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16,
+    "rope_interleave": True,
     "v_head_dim": 32,
 }
 

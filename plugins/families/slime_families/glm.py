@@ -44,8 +44,8 @@ def glm_decoder(config: HFConfig, *, post_norms: bool) -> Architecture:
     """A decoder of GLM-4, with or without the norms of GLM-4-0414."""
     sizes = Sizes.of(config)
     groups = query_groups(config, sizes)
-    head_dim = positive_int(config, "head_dim", sizes.hidden // sizes.heads)
-    bias = boolean(config, "attention_bias", False)
+    head_dim = positive_int(config, "head_dim")
+    bias = boolean(config, "attention_bias")
 
     def rules() -> Iterator[Rule]:
         yield from embedding_rules(sizes.vocabulary, sizes.hidden, tied=sizes.tied)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from slime.kit.models import boolean, positive_int, require, rope
+from dataclasses import replace
+
+from slime.kit.models import boolean, require, rope
 from slime.plugin import Context, NoOptions
 from slime.plugin.architecture import Architecture
 from slime_families.decoder import (
@@ -11,6 +13,7 @@ from slime_families.decoder import (
     decoder,
     dense_then_mixture,
     grouped_attention,
+    head_size,
     query_groups,
     sigmoid_mixture,
 )
@@ -29,9 +32,9 @@ class Glm4Moe:
         attention = grouped_attention(
             sizes,
             query_groups(config, sizes),
-            positive_int(config, "head_dim", sizes.hidden // sizes.heads),
-            bias=boolean(config, "attention_bias", False),
-            qk_norm=boolean(config, "use_qk_norm", False),
+            head_size(config, sizes),
+            bias=boolean(config, "attention_bias"),
+            qk_norm=boolean(config, "use_qk_norm"),
         )
         mixture = sigmoid_mixture(config, sizes, dense_then_mixture(config, sizes.layers))
         return decoder(config, sizes, attention, rope(config, partial=0.5), mixture)
@@ -50,4 +53,6 @@ class Glm4MoeLite:
         # What transformers goes by; engines go by first_k_dense_replace.
         types = ["sparse" if mixed else "dense" for mixed in has_experts]
         require(config, "mlp_layer_types", (None, types), "which layers have experts, as first_k_dense_replace says")
-        return latent_decoder(config, sizes, sigmoid_mixture(config, sizes, has_experts))
+        mixture = sigmoid_mixture(config, sizes, has_experts)
+        dense = {"first_k_dense_replace": has_experts.count(0)}
+        return latent_decoder(config, sizes, replace(mixture, engine_config=dense))

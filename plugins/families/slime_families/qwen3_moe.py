@@ -10,10 +10,10 @@ from slime_families.decoder import (
     Sizes,
     decoder,
     grouped_attention,
+    head_size,
     mixture_of_experts,
     query_groups,
 )
-from slime_families.dense import QWEN3_HEAD_DIM
 
 
 class Qwen3Moe:
@@ -30,7 +30,10 @@ class Qwen3Moe:
         require(config, "mlp_only_layers", (None, [], ()), "every layer has experts")
         sizes = Sizes.of(config)
         attention = grouped_attention(
-            sizes, query_groups(config, sizes), positive_int(config, "head_dim", QWEN3_HEAD_DIM), qk_norm=True
+            sizes,
+            query_groups(config, sizes),
+            head_size(config, sizes),
+            qk_norm=True,
         )
         mixture = mixture_of_experts(
             config,
@@ -39,6 +42,6 @@ class Qwen3Moe:
             positive_int(config, "num_experts", most=10_000),
             moe_router_score_function="softmax",
             # Softmax over the chosen experts is softmax over all, divided by the sum of the chosen.
-            moe_router_pre_softmax=not boolean(config, "norm_topk_prob", False),
+            moe_router_pre_softmax=not boolean(config, "norm_topk_prob"),
         )
         return decoder(config, sizes, attention, rope(config), mixture)

@@ -54,41 +54,93 @@ def at_least_zero(config: HFConfig, key: str, default: int) -> int:
     return value
 
 
-def boolean(config: HFConfig, key: str, default: bool) -> bool:
-    """True or false. A missing or null key gives the default."""
+def boolean(config: HFConfig, key: str, default: bool | None = None) -> bool:
+    """True or false. A missing or null key gives the default; without a default it is refused."""
     value = default if config.get(key) is None else config[key]
     if not isinstance(value, bool):
         raise ConfigError(f"config.json: {key} is {value!r}; expected true or false.")
     return value
 
 
+def no_effect(config: HFConfig, *keys: str) -> None:
+    """Settings that change no number of the model, such as those of another trainer; all others must be read."""
+    for key in keys:
+        config.get(key)
+
+
 def full_attention(config: HFConfig) -> None:
     """Refuse attention over a window, in all layers or in some."""
     require(config, "use_sliding_window", (None, False), "attention over a window")
-    kinds = config.get("layer_types") or ()
+    no_effect(config, "sliding_window", "max_window_layers")
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return
     other = sorted({str(kind) for kind in (kinds if isinstance(kinds, list | tuple) else [kinds])} - {"full_attention"})
     if other:
         raise ConfigError(
             f"config.json: layer_types has {other}; slime computes only 'full_attention' for"
             f" {config.get('model_type')}."
         )
+    if len(kinds) != config.get("num_hidden_layers"):
+        raise ConfigError(
+            f"config.json: layer_types has {len(kinds)} entries, and num_hidden_layers is"
+            f" {config.get('num_hidden_layers')!r}; expected one for each layer."
+        )
+
+
+#: rope_type -> what its table may have besides `_ROPE`
+_SCALED = {
+    "default": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings"),
+}
+_ROPE = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
 
 
 def rope_table(config: HFConfig) -> dict[str, Any]:
     """The settings of the rotary embedding, from either spelling of `config.json`.
 
-    Recent files have `rope_parameters`; older ones have `rope_theta` beside `rope_scaling`.
+    Recent files have `rope_parameters`; older ones have `rope_theta` beside `rope_scaling`. If a file has both tables,
+    transformers takes `rope_scaling` and forgets the other, with its `rope_theta`; such a file must say the same twice.
 
     Returns:
         rope_theta and partial_rotary_factor (None if absent), rope_type ("default" if absent), and what else there is.
+
+    Raises:
+        ConfigError: The tables differ, or have a setting that is not computed.
     """
-    table = {key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}
-    for key in ("rope_scaling", "rope_parameters"):
-        stated = config.get(key) or {}
-        if not isinstance(stated, Mapping):
-            raise ConfigError(f"config.json: {key} is {stated!r}; expected a table.")
-        table |= {name: value for name, value in stated.items() if value is not None}
-    table["rope_type"] = table.get("rope_type", table.get("type", "default"))
+    tables = {key: _rope_table(config, key) for key in ("rope_scaling", "rope_parameters") if config.get(key)}
+    if len(tables) == 2 and tables["rope_scaling"] != tables["rope_parameters"]:
+        raise ConfigError(
+            f"config.json: rope_scaling says {tables['rope_scaling']} and rope_parameters says"
+            f" {tables['rope_parameters']}. transformers and the engines would take the first alone. State"
+            " everything in rope_parameters, and remove rope_scaling."
+        )
+    return next(iter(tables.values()), None) or _rope_table(config, "rope_parameters")
+
+
+def _rope_table(config: HFConfig, key: str) -> dict[str, Any]:
+    stated = config.get(key) or {}
+    if not isinstance(stated, Mapping):
+        raise ConfigError(f"config.json: {key} is {stated!r}; expected a table.")
+    for name in _ROPE:
+        if stated.get(name, 0) is None or (name == "rope_theta" not in stated and config.get(name, 0) is None):
+            raise ConfigError(f"config.json: {name} of the rotary embedding is null. State its value, or remove it.")
+    table = {name: stated.get(name, config.get(name)) for name in ("rope_theta", "partial_rotary_factor")}
+    table |= {name: value for name, value in stated.items() if value is not None and name != "type"}
+    kind = table["rope_type"] = stated.get("rope_type", stated.get("type", "default"))
+    if kind in ("llama3", "yarn"):
+        table.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    known = (*_ROPE, *_SCALED[kind]) if isinstance(kind, str) and kind in _SCALED else table
+    # yarn's ends of the ramp are whole numbers, which a file may say too
+    other = {name: value for name, value in table.items() if name not in known and (name, value) != ("truncate", True)}
+    if other:
+        nested = any(isinstance(value, Mapping) for value in other.values())
+        raise ConfigError(
+            f"config.json: {key} has {other}, which slime does not compute for rope_type {kind!r}"
+            + (": it computes one table for all layers, not one for each kind." if nested else f"; it knows {known}.")
+        )
+    table.pop("truncate", None)
     return table
 
 
@@ -128,4 +180,4 @@ def rope(config: HFConfig, *, scaling: tuple[str, ...] = (), partial: float = 1.
         raise ConfigError(
             f"config.json: rope scaling 'llama3' with {got}; Megatron-core computes it with {published} only."
         )
-    return keywords | {"rope_scaling": True, "rope_scaling_factor": positive_float(table, "factor", 8.0)}
+    return keywords | {"rope_scaling": True, "rope_scaling_factor": positive_float(table, "factor")}
