@@ -101,7 +101,7 @@ def _literal(name: str, value: ast.expr | None) -> dict[str, Any]:
         return {}
 
 
-class Settings(Mapping[str, Any]):
+class ReadSettings(Mapping[str, Any]):
     """A `config.json` with the defaults of transformers, which remembers the settings that were read."""
 
     def __init__(self, stated: Mapping[str, Any], fields: Fields) -> None:

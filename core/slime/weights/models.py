@@ -16,7 +16,7 @@ from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.registry.resolve import Use
 from slime.weights.fp8 import block_of
 from slime.weights.hf_config import read_hf_config
-from slime.weights.hf_settings import Settings, fields_of
+from slime.weights.hf_settings import ReadSettings, fields_of
 from slime.weights.mapping import differences
 from slime.weights.stated_model import predicting_layers
 
@@ -62,7 +62,7 @@ class Models:
                 f" trains {spec.causal_lm}."
             )
         block_of(hf_config)
-        settings = Settings(hf_config, fields_of(spec.causal_lm))
+        settings = ReadSettings(hf_config, fields_of(spec.causal_lm))
         with naming(title, ".describe"):
             found = family.describe(settings)
         if unknown := settings.not_read():
