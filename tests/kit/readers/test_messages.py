@@ -10,6 +10,7 @@ import pytest
 from tests.support.prompt_files import write_rows
 
 from slime.errors import DataError
+from slime.kit.chat.template import ChatTemplate
 from slime.kit.readers import PromptFile, PromptRow, tokenize_prompt
 from slime.kit.readers.tokenize import PromptFormat, prompt_text
 from slime.testing.samples import make_tokenizer
@@ -79,6 +80,27 @@ def test_the_content_of_a_call_may_be_null(tmp_path: Path, kind: str) -> None:
         label_key=None,
     )
     assert isinstance(without.prompt, list) and "None" in text(without.prompt)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}[{{ m.content }}]{% endfor %}", "[q][][2]"),
+        ("{% for m in messages %}{{ '[' + m.content + ']' }}{% endfor %}", "[q][][2]"),
+        ("{% for m in messages %}{{ m.content is none and 'call' or m.content }};{% endfor %}", "q;call;2;"),
+        (
+            "{% for m in messages %}{% if m.content == '' %}{{ raise_exception('empty') }}{% endif %}"
+            "{{ m.content or 'None' }};{% endfor %}",
+            "q;None;2;",
+        ),
+    ],
+)
+def test_a_null_content_is_what_the_template_can_use(template: str, expected: str) -> None:
+    chat = [user("q"), CALL, {"role": "tool", "content": "2"}]
+    assert text(chat, template) == expected
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    assert tokenizer.decode(ChatTemplate(tokenizer).prompt(chat)) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 from slime.kit.chat.codec import Codec, without_ends
+from slime.kit.readers.tokenize import apply_template
 
 #: placeholder for an answer when only the text after it is used; private-use characters, which mean nothing to
 #: templates and tokenizers
@@ -119,16 +120,15 @@ class ChatTemplate:
         generation_prompt: bool = True,
     ) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+            return apply_template(
+                self._tokenizer,
+                messages,
                 tools=None if tools is None else list(tools),
-                tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **self._variables,
             )
         except Exception as error:  # the model's own template may raise anything
             raise ValueError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
-        return str(text)
 
     def _render_after(self, messages: Sequence[Mapping[str, Any]], *, with_calls: bool | None = None) -> str:
         """The text between the end of an answer's content and the next answer.

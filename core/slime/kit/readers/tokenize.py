@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,8 +186,8 @@ def _render(
             )
         variables = {**variables, "tools": tools}
 
-    def rendered(chat: list[dict[str, Any]]) -> str:
-        return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **variables))
+    def rendered(chat: Sequence[Mapping[str, Any]]) -> str:
+        return apply_template(tokenizer, chat, add_generation_prompt=True, **variables)
 
     for number, message in enumerate(messages):
         role = str(message.get("role"))
@@ -199,9 +199,6 @@ def _render(
             )
     try:
         text = rendered(messages)
-        if any(message.get("content", "") is None for message in messages):
-            empty = rendered([{**message, "content": message.get("content") or ""} for message in messages])
-            text = empty if text.count("None") > empty.count("None") else text
     except Exception as error:  # the boundary around the model's own template
         raise DataError(f"the chat template refuses the prompt: {type(error).__name__}: {error}") from error
     lost: list[int] = []
@@ -219,6 +216,29 @@ def _render(
             f"the chat template drops the content of message {lost[0]} (role {messages[lost[0]]['role']!r})"
         )
     return text
+
+
+def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    """What the tokenizer's chat template makes of messages. Raises what the template raises.
+
+    A message that only calls tools has the content null. A template that prints it as `None`, or fails, gets an empty
+    one.
+    """
+
+    def rendered(chat: Iterable[Mapping[str, Any]]) -> str:
+        return str(tokenizer.apply_chat_template(list(map(dict, chat)), tokenize=False, **variables))
+
+    if all(message.get("content", "") is not None for message in messages):
+        return rendered(messages)
+    emptied = [{**message, "content": message.get("content") or ""} for message in messages]
+    text = empty = None
+    with suppress(Exception):  # the model's own template may raise anything
+        text = rendered(messages)
+    if text is None:
+        return rendered(emptied)
+    with suppress(Exception):
+        empty = rendered(emptied)
+    return text if empty is None or text.count("None") <= empty.count("None") else empty
 
 
 def knows_tools(template: Any) -> bool:
