@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 from tests.integration.conftest import SlimeRun
 from tests.model_scripts.test_model_scripts import arrays
+from tests.support.families import read_architecture
 from tests.support.own_tokenizer import CODE_FILE, give_own_tokenizer
-from tests.support.tiny_models import make_tiny_model, published, transformers_model
+from tests.support.tiny_models import as_transformers_writes, make_tiny_model, published, transformers_model
 
 from slime.plugin import FamilySpec
 from slime.testing.samples import encode
@@ -135,6 +136,22 @@ def test_a_family_takes_two_grpo_steps(
     assert torch.equal(exported.get_output_embeddings().weight, after["lm_head.weight"])
     with torch.no_grad():
         assert exported(torch.tensor([[40, 41, 42]])).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("family", [one for one in FAMILIES if not one.not_served], ids=lambda family: family.name)
+def test_a_model_that_transformers_wrote_is_trained_exported_and_served_again(
+    family: FamilySpec, slime_train: Callable[..., SlimeRun], tmp_path: Path
+) -> None:
+    """Its `config.json` lacks what SGLang needs of some families; exports have it."""
+    folder = as_transformers_writes(make_tiny_model(tmp_path / "model", family.name, seed=0, num_hidden_layers=LAYERS))
+    words = ["--advantage-estimator", "grpo", "--num-rollout", "1", "--save-hf"]
+    for start, exported in ((folder, "first"), (tmp_path / "first", "second")):
+        run = slime_train("--hf-checkpoint", str(start), *words, exported, *LAYOUTS.get(family.name, ()), name=exported)
+        assert run.wait() == 0, run.output
+        assert run.steps()[0]["train/logprob_gap_max"] < 1e-4
+        config = json.loads((tmp_path / exported / "config.json").read_text())
+        assert config["architectures"] == [family.causal_lm]
+    assert read_architecture(tmp_path / "second") == read_architecture(folder)
 
 
 def assert_code_ran_and_is_kept(run: SlimeRun, model: Path) -> None:
