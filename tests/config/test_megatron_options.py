@@ -215,3 +215,18 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"megatron/core is not installed.* Install megatron-core"):
         package_folder("megatron", "megatron-core", "core")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--optimizer lion", "--optimizer 'lion' is not one of adam, sgd"),
+        ("--recompute-granularity full", "--recompute-granularity full needs --recompute-method: uniform or block"),
+        ("--exp-avg-dtype bf16", "--exp-avg-dtype bf16 cannot be used without --use-precision-aware-optimizer"),
+        ("--decoder-first-pipeline-num-layers 2", "2 cannot be used without --pipeline-model-parallel-size"),
+        ("--pipeline-model-parallel-layout E|L", "cannot be used without --pipeline-model-parallel-size"),
+        ("--overlap-p2p-comm-warmup-flush", "cannot be used without virtual pipeline stages"),
+    ],
+)
+def test_what_megatron_would_refuse_in_the_ranks_is_refused_before(refused: Refused, words: str, message: str) -> None:
+    assert message in refused(*words.split())

@@ -13,6 +13,12 @@ from slime.config.installed import known_options
 from slime.config.megatron_effects import stated_options
 from slime.config.run_config import RunConfig
 
+#: options that only latent attention has
+_LATENT = (
+    *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type", "beta_fast"),
+    *("beta_slow", "mscale", "mscale_all_dim", "rotary_scaling_factor", "original_max_position_embeddings"),
+    "cache_mla_latents",
+)
 #: auxiliary losses of routers; Megatron's "sinkhorn" would choose other experts than the engines do
 _BALANCING = ("none", "aux_loss", "seq_aux_loss", "global_aux_loss")
 
@@ -30,6 +36,15 @@ def unsupported(config: RunConfig) -> Iterator[str]:
                 f"--moe-router-load-balancing-type {kind}: expected one of {', '.join(_BALANCING)}. The choice of"
                 " experts itself must be the engines'"
             )
+
+
+def required_choices(config: RunConfig) -> Iterator[str]:
+    """Choices that slime narrows, or that need another one."""
+    stated = config.megatron
+    if (kind := stated.get("optimizer", "adam")) not in ("adam", "sgd"):
+        yield f"--optimizer {kind!r} is not one of adam, sgd"
+    if stated.get("recompute_granularity") == "full" and stated.get("recompute_method") is None:
+        yield "--recompute-granularity full needs --recompute-method: uniform or block"
 
 
 def rank_layout(config: RunConfig) -> Iterator[str]:
@@ -203,6 +218,10 @@ def layout_problems(config: RunConfig, transformer: Mapping[str, Any]) -> Iterat
             " wrong gradients. Drop --no-sequence-parallel: it is on by default for this model"
         )
     yield from _expert_problems(config, transformer, tensor)
+    if not transformer.get("multi_latent_attention"):
+        shown = [text for name, text in stated_options(config).items() if name in _LATENT]
+        if shown:
+            yield f"{', '.join(shown)}: the model has no latent attention. Drop {'it' if len(shown) == 1 else 'them'}"
 
 
 def _expert_problems(config: RunConfig, transformer: Mapping[str, Any], tensor: int) -> Iterator[str]:
@@ -236,6 +255,7 @@ Check = Callable[[RunConfig], Iterator[str]]
 #: checks that the trainer repeats: what they refuse would train on wrong numbers, or crash in the ranks
 TRAINER_CHECKS: tuple[Check, ...] = (
     unsupported,
+    required_choices,
     rank_layout,
     virtual_pipeline,
     predicting_layers,

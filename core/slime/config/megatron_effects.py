@@ -7,7 +7,7 @@ and one that only the trainer reads makes its log-probs differ from the engines'
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -23,6 +23,8 @@ _OFF = {"hidden_dropout": 0, "attention_dropout": 0, "expert_tensor_parallel_siz
 def refused_effects(config: RunConfig) -> Iterator[str]:
     """One sentence for each reason, with all the options that it holds for."""
     stated = stated_options(config)
+    for row, shown in _unmet(config, stated, refused=True):
+        yield f"{shown} cannot be used {row['why']}. Drop it"
     for row in known_options("megatron")["refused"]:
         if found := [shown for name, shown in stated.items() if matches(name, row["options"])]:
             yield f"{', '.join(found)} cannot be used: {row['why']}. Drop {'it' if len(found) == 1 else 'them'}"
@@ -30,15 +32,17 @@ def refused_effects(config: RunConfig) -> Iterator[str]:
 
 def dependent_notes(config: RunConfig) -> Iterator[str]:
     """Options that have an effect only beside others, which are missing."""
-    stated = stated_options(config)
+    for row, shown in _unmet(config, stated_options(config), refused=False):
+        yield f"{shown} has no effect{'' if row['needs'] else ':'} {row['why']}"
+
+
+def _unmet(config: RunConfig, stated: Mapping[str, str], *, refused: bool) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The rows of options that depend on others, with each stated option for which none of those is there."""
     names = {*stated, *(["enable_mtp_training"] if config.algorithm.enable_mtp_training else [])}
     met = names | {f"{name}={value}" for name, value in {"optimizer": "adam", **config.megatron}.items()}
     for row in known_options("megatron")["dependent"]:
-        if not met.isdisjoint(row["needs"]):
-            continue
-        for name, shown in stated.items():
-            if matches(name, row["options"]):
-                yield f"{shown} has no effect{'' if row['needs'] else ':'} {row['why']}"
+        if bool(row.get("refused")) == refused and met.isdisjoint(row["needs"]):
+            yield from ((row, shown) for name, shown in stated.items() if matches(name, row["options"]))
 
 
 def matches(name: str, patterns: str) -> bool:

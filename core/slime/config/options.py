@@ -103,6 +103,14 @@ class ClusterOptions(Section):
     """CPU threads per engine rank, for engines on CPU; default: cores / engine ranks, with --async half of that, with
     --deterministic 1."""
 
+    @field_validator("device", mode="before")
+    @classmethod
+    def _gpus_are_cuda(cls, value: Any) -> Any:
+        """Explain the word for NVIDIA GPUs to those who write another."""
+        if isinstance(value, str) and value.lower().startswith(("gpu", "nvidia", "cuda:")):
+            raise ValueError(f"got {value!r}, expected one of auto, cpu, cuda: cuda is the word for NVIDIA GPUs")
+        return value
+
 
 class DataOptions(Section):
     """Prompts."""

@@ -253,8 +253,6 @@ def _use_transformer_engine(config: RunConfig, stated: Mapping[str, Any]) -> boo
 
 def _distributed_optimizer(stated: Mapping[str, Any]) -> bool:
     kind = stated.get("optimizer", "adam")
-    if kind not in ("adam", "sgd"):
-        raise ConfigError(f"--optimizer {kind!r} is not one of adam, sgd.")
     if kind != "adam" and stated.get("use_distributed_optimizer"):
         raise ConfigError("--use-distributed-optimizer: only Adam's state can be distributed, and --optimizer is sgd.")
     return bool(stated.get("use_distributed_optimizer", kind == "adam"))

@@ -8,13 +8,16 @@ from typing import Any
 
 import aiohttp
 import openai
+import orjson
 import pytest
 from plugins.endpoint.tests.talking import ADD, SAMPLING, TOKENIZER, run, talking, user
 
 from slime.errors import EngineError, RequestRefusedError
+from slime.kit.sessions.requests import ApiError
 from slime.plugin import SamplingParams, Status
 from slime.testing import Say, ScriptedPolicy, make_sample
 from slime_endpoint import SessionServer
+from slime_endpoint.bodies import parse_request
 
 
 def test_usage_and_log_probs_come_from_the_engine() -> None:
@@ -50,6 +53,42 @@ def test_a_streamed_answer_equals_a_whole_one() -> None:
             assert final.usage is not None and final.usage.completion_tokens == len("let me see" + call)
 
     run(work())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", "hot", 'temperature is "hot", expected a number of at least 0'),
+        ("temperature", -1, "temperature is -1, expected a number of at least 0"),
+        ("temperature", True, "temperature is true, expected a number of at least 0"),
+        ("top_p", 1.5, "top_p is 1.5, expected a number from 0 to 1"),
+        ("min_p", [], "min_p is [], expected a number from 0 to 1"),
+        ("top_k", 2.5, "top_k is 2.5, expected a whole number"),
+        ("seed", "1", 'seed is "1", expected a whole number'),
+        ("user", 5, "user is 5, expected a string"),
+        ("metadata", [], "metadata is [], expected an object"),
+        ("model", {}, "model is {}, expected a string"),
+        ("stream_options", True, "stream_options is true, expected an object"),
+        ("stream_options", {"include_usage": "yes"}, "include_usage is 'yes', expected true or false"),
+        ("repetition_penalty", 1.1, "repetition_penalty = 1.1 is not supported"),
+        ("temprature", 1, "'temprature' is no option of a request. Did you mean temperature?"),
+        ("max_token", 1, "'max_token' is no option of a request. Did you mean max_tokens?"),
+        ("guided_json", {}, "'guided_json' is no option of a request."),
+    ],
+)
+def test_a_request_with_a_wrong_or_unknown_field_is_refused(field: str, value: Any, message: str) -> None:
+    body = orjson.dumps({"messages": [user("hi")], field: value})
+    with pytest.raises(ApiError) as caught:
+        parse_request(body, chat=True)
+    assert caught.value.status == 400 and message in str(caught.value)
+
+
+def test_options_that_mean_nothing_here_are_taken() -> None:
+    taken = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0.0, "seed": 7, "user": "me", "metadata": {}}
+    taken |= {"store": False, "parallel_tool_calls": True, "reasoning_effort": "low", "repetition_penalty": 1.0, "n": 1}
+    row = {"messages": [user("hi")], "stream_options": {"include_usage": True}, "model": None, **taken}
+    request = parse_request(orjson.dumps(row), chat=True)
+    assert (request.include_usage, request.model) == (True, "policy")
 
 
 def test_the_clients_sampling_parameters_are_ignored() -> None:

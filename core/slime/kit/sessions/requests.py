@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from slime.errors import json_type
+from slime.errors import did_you_mean, json_type
 
 #: levels of nesting that a part of a request may get around it
 _ROOM_AROUND = 32
@@ -30,7 +31,41 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
+    "repetition_penalty": (1,),
 }
+
+
+def _number(least: float, most: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _instance(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+_TEXT, _BOOLEAN = ("a string", _instance(str)), ("true or false", _instance(bool))
+#: options that change nothing here, with what their values must be. Sampling is the run's; the others are for a service
+_IGNORED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "temperature": ("a number of at least 0", _number(0)),
+    "top_p": ("a number from 0 to 1", _number(0, 1)),
+    "min_p": ("a number from 0 to 1", _number(0, 1)),
+    "top_k": ("a whole number", _whole),
+    "seed": ("a whole number", _whole),
+    "metadata": ("an object", _instance(dict)),
+    "parallel_tool_calls": _BOOLEAN,
+    "store": _BOOLEAN,
+    **dict.fromkeys(("user", "service_tier", "reasoning_effort", "verbosity", "safety_identifier"), _TEXT),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "model"), _TEXT),
+    "stream_options": ("an object", _instance(dict)),
+}
+#: options that are read
+_READ = frozenset(
+    {"messages", "prompt", "tools", "max_tokens", "max_completion_tokens", "stop", "stream", "logprobs"}
+)  # fmt: skip
 
 
 class ApiError(Exception):
@@ -67,12 +102,19 @@ class CompletionRequest:
 def request_of(row: Mapping[str, Any], *, chat: bool) -> CompletionRequest:
     """Read a request from a JSON object.
 
-    Sampling is the run's: `temperature`, `top_p`, `top_k`, `min_p` and `seed` are accepted and ignored.
+    Sampling is the run's: `temperature`, `top_p`, `top_k`, `min_p` and `seed` are checked and ignored.
 
     Raises:
-        ApiError: If the request is malformed, or asks for another distribution in a way that the client would notice:
-            `n` over 1, penalties, `logit_bias`, a `response_format`, a forced `tool_choice`.
+        ApiError: If the request is malformed, has an option that nobody knows, or asks for another distribution in a
+            way that the client would notice: `n` over 1, penalties, `logit_bias`, a `response_format`, a forced
+            `tool_choice`.
     """
+    for name in row.keys() - _NEUTRAL.keys() - _IGNORED.keys() - _READ:
+        near = did_you_mean(name, (*_READ, *_IGNORED, *_NEUTRAL))
+        raise ApiError(400, f"{name!r:.80} is no option of a request.{near}", code="unknown_parameter", param=name)
+    for name, (expected, fits) in _IGNORED.items():
+        if (value := row.get(name)) is not None and not fits(value):
+            raise ApiError(400, f"{name} is {orjson.dumps(value).decode()[:80]}, expected {expected}", param=name)
     for name, neutral in _NEUTRAL.items():
         value = row.get(name)
         if value is not None and value not in neutral:
@@ -95,9 +137,9 @@ def request_of(row: Mapping[str, Any], *, chat: bool) -> CompletionRequest:
         max_tokens=_max_tokens(row),
         stop=_stop(row),
         stream=_flag(row, "stream"),
-        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        include_usage=_flag(options, "include_usage"),
         logprobs=_flag(row, "logprobs") if chat else _no_logprobs(row),
-        model=row["model"] if isinstance(row.get("model"), str) else "policy",
+        model=row.get("model") or "policy",
     )
 
 
