@@ -12,6 +12,7 @@ import pytest
 from tests.cli.conftest import Slime
 from tests.support.rewards import score as reward_of
 
+from slime.cli import scored_samples
 from slime.observe.samples import sample_row
 from slime.types import Sample, Status
 
@@ -119,19 +120,31 @@ def test_a_function_that_hangs_or_ends_its_process_fails_its_own_sample(slime: S
     )
     rows = [{"response": text, "metadata": {"bonus": 7}} for text in ("hang", "die", "good")]
     file = write(tmp_path / "rows.jsonl", rows)
-    ended = slime("score", file, "--custom-rm-path", str(function), "--reward.timeout-s", "2")
+    ended = slime("score", file, "--custom-rm-path", str(function), "--reward.timeout-s", "8")
     lines = ended.out.splitlines()
-    assert "no score after 2 s" in lines[0] and "exit code 3" in lines[1]
+    assert "no score after 8 s" in lines[0] and "exit code 3" in lines[1]
     assert lines[2] == f"{file}:3  reward 4 (bonus 7)"
     assert "timeouts 1, died 1" in ended.out
 
 
-def test_rewards_that_compare_a_group_get_the_rows_of_a_group(slime: Slime, tmp_path: Path) -> None:
+def test_rewards_that_compare_a_group_get_the_rows_of_a_group(
+    slime: Slime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a group that is scored with others, or across what is scored at once; null is no group."""
+    monkeypatch.setattr(scored_samples, "WINDOW", 4)
     function = tmp_path / "mine.py"
     function.write_text("def reward_func(args, samples, **kwargs):\n    return [len(samples)] * len(samples)\n")
-    rows = write(tmp_path / "rows.jsonl", [{"response": "a", "group": group} for group in (0, 0, 1, 0)])
+    rows = write(
+        tmp_path / "rows.jsonl", [{"response": "a", "group": group} for group in (0, 0, 1, 2, 2, 2, None, None)]
+    )
     ended = slime("score", rows, "--custom-rm-path", str(function), "--group-rm")
-    assert [line.split()[-1] for line in ended.out.splitlines()[:4]] == ["2", "2", "1", "1"]
+    assert [line.split()[-1] for line in ended.out.splitlines()[:8]] == ["2", "2", "1", "3", "3", "3", "1", "1"]
+
+
+def test_other_columns_of_a_file_mean_nothing(slime: Slime, tmp_path: Path) -> None:
+    rows = [{**ROWS[0], "status": "failed", "messages": 3, "prompt": [{"role": "assistant", "content": "an answer"}]}]
+    ended = slime("score", write(tmp_path / "rows.jsonl", rows), "--reward", "exact_match")
+    assert ended.code == 0 and "1 sample, mean reward 1" in ended.out
 
 
 def test_parquet_with_other_keys_and_a_slice(slime: Slime, tmp_path: Path) -> None:
@@ -156,12 +169,13 @@ def test_a_run_shows_the_rewards_that_would_change(slime: Slime, run: Path) -> N
     changed = [line for line in ended.out.splitlines() if "->" in line and "rollouts" in line]
     assert [line.split("  ")[1] for line in changed] == ["reward 1 -> 0", "reward none -> 1"]
     assert "3 samples, 2 rewards would change: 1 higher, 1 lower, mean reward 1 -> 0.666667" in ended.out
+    assert "1 without an answer" in ended.out
 
 
 def test_another_reward_on_a_run_and_the_metadata_of_its_prompts(slime: Slime, run: Path) -> None:
     function = run.parent / "mine.py"
     function.write_text("def reward_func(args, sample, **kwargs):\n    return sample.metadata['bonus'] + 0.5\n")
-    ended = slime("score", str(run / "rollouts" / "000000.jsonl"), "--custom-rm-path", str(function))
+    ended = slime("score", str(run / "rollouts" / "000000.jsonl") + "@[0:]", "--custom-rm-path", str(function))
     assert (ended.code, ended.err) == (0, "")
     changed = [line.split("  ")[1] for line in ended.out.splitlines() if "->" in line and "rollouts" in line]
     assert changed == ["reward 1 -> 0.5", "reward 1 -> 0.5", "reward none -> 1.5"]

@@ -28,13 +28,14 @@ from slime.config.flags import Settings
 from slime.config.run_file import read_run_file
 from slime.errors import ConfigError, DataError, SlimeError
 from slime.kit.readers.keys import find
+from slime.kit.readers.prompt_source import parse_source
 from slime.kit.readers.stored_responses import StoredColumns, StoredRow, stored_rows
 from slime.observe.samples import FOLDER
 from slime.observe.terminal import printable
 from slime.registry.kinds import SLOTS
 from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.registry.resolve import Resolved, components_used
-from slime.rollout.failures import SMALL_ROLLOUT
+from slime.rollout.failures import EVALUATION_SAMPLES, SMALL_ROLLOUT
 from slime.types import Sample
 
 _USAGE = """\
@@ -51,9 +52,9 @@ or trained.
                         samples whose reward would change
   RUN.toml              a run file that chooses the rewards
 
-  --expected-key KEY    the reward that a row expects: a number, true, false, or
-                        null if its sample must fail. Only rows that differ are
-                        printed, and then the exit code is 1
+  --expected-key KEY    the reward that a row expects: a number, true, false, an
+                        object with parts, or null if its sample must fail. Only
+                        rows that differ are printed; then the exit code is 1
   --response-key KEY    key of the response in FILE [response]
   --help                this text
 
@@ -80,8 +81,6 @@ class ScoreRequest:
     rewards: list[Resolved]
     files: list[str]
     columns: StoredColumns
-    #: whether the samples are those of a run
-    of_run: bool
     #: of a run's samples, the evaluation set; None: training
     eval_set: str | None
 
@@ -113,7 +112,7 @@ async def _score(request: ScoreRequest, folder: Path) -> int:
     if (key := request.columns.expected_key) is not None:
         for row in request.rows():  # before any is scored
             _expected(row, key)
-    if request.of_run:
+    if request.columns.of_run:
         found, notes = prompt_metadata(request.rows(), request.config, request.eval_set)
         rows = with_metadata(rows, found)
         for note in notes:
@@ -160,10 +159,10 @@ def read_request(argv: Sequence[str]) -> ScoreRequest:
         keys = (data.input_key, data.label_key, data.metadata_key)
         columns = StoredColumns(*keys, response_key=own.response_key or "response", expected_key=own.expected_key)
     else:
-        columns = StoredColumns("prompt", "label", expected_key=own.expected_key)
+        columns = StoredColumns("prompt", "label", expected_key=own.expected_key, of_run=True)
     plugins = load_plugins(config.plugins, placed.components)
     rewards = _rewards(config, plugins, None if _chooses_reward(line.settings) else eval_set)
-    return ScoreRequest(config, plugins, rewards, files, columns, folder is not None, eval_set)
+    return ScoreRequest(config, plugins, rewards, files, columns, eval_set)
 
 
 def _of_run(place: Path) -> tuple[Path | None, list[str], str | None]:
@@ -175,10 +174,11 @@ def _of_run(place: Path) -> tuple[Path | None, list[str], str | None]:
         if not files:
             raise DataError(f"{place} has no samples of training: {place / FOLDER} has no file such as 000000.jsonl")
         return place, files, None
-    folder = place.absolute().parent.parent
-    if place.absolute().parent.name != FOLDER or not (folder / CONFIG).is_file():
+    file = Path(parse_source(str(place)).path)  # without a slice
+    folder = file.absolute().parent.parent
+    if file.absolute().parent.name != FOLDER or not (folder / CONFIG).is_file():
         return None, [str(place)], None
-    match = _EVALUATION.fullmatch(place.name)
+    match = _EVALUATION.fullmatch(file.name)
     return folder, [str(place)], None if match is None else match[1]
 
 
@@ -213,6 +213,10 @@ class _Summary:
     request: ScoreRequest
     samples: int = 0
     failed: int = 0
+    #: samples that no reward was asked for
+    unanswered: int = 0
+    #: by rollout, or of all: samples, and those that failed
+    by_rollout: dict[str, list[int]] = field(default_factory=dict)
     differ: int = 0
     higher: int = 0
     lower: int = 0
@@ -223,10 +227,14 @@ class _Summary:
     def add(self, row: StoredRow, sample: Sample) -> Iterator[str]:
         """Count a scored sample, and say what there is to say of it."""
         if not row.sample().trainable:
-            return  # its generation failed, so that no reward was asked
-        self.samples += 1
+            self.unanswered += 1
+            return
         now = sample.reward_value if sample.trainable else None
+        self.samples += 1
         self.failed += now is None
+        counts = self.by_rollout.setdefault(row.file if self.request.columns.of_run else "", [0, 0])
+        counts[0] += 1
+        counts[1] += now is None
         if now is not None:
             self.rewards.append(now)
         key = self.request.columns.expected_key
@@ -236,7 +244,7 @@ class _Summary:
                 self.differ += 1
                 yield f"{row.where}  {_verdict(sample)}, expected {_shown(expected)}"
                 yield from _about(row)
-        elif self.request.of_run:
+        elif self.request.columns.of_run:
             stored = _stored(row)
             if stored is not None:
                 self.before.append(stored)
@@ -254,40 +262,43 @@ class _Summary:
         parts = [count(self.samples, "sample")]
         if self.request.columns.expected_key is not None:
             parts.append(f"{self.samples - self.differ} as expected, {self.differ} not")
-        elif self.request.of_run:
+        elif self.request.columns.of_run:
             parts.append(f"{count(self.differ, 'reward')} would change: {self.higher} higher, {self.lower} lower")
         mean = _shown(_mean(self.rewards))
-        compares = self.request.of_run and self.request.columns.expected_key is None
+        compares = self.request.columns.of_run and self.request.columns.expected_key is None
         parts.append(f"mean reward {_shown(_mean(self.before))} -> {mean}" if compares else f"mean reward {mean}")
         if self.failed:
             parts.append(f"{self.failed} failed")
+        if self.unanswered:
+            parts.append(f"{self.unanswered} without an answer")
         yield ", ".join(parts)
         for resolved in self.request.rewards:
             tag = f"plugin/reward/{resolved.component.label}/"
             own = {name.removeprefix(tag): value for name, value in metrics.items() if name.startswith(tag)}
             text = ", ".join(f"{name} {value:.4g}" for name, value in own.items())
             yield f"{resolved.component.title}{': ' if text else ''}{text}"
-        if self._ends_a_run:
-            share = f"{self.failed} of {self.samples} samples failed"
+        for file in self._over_budget():
+            samples, failed = self.by_rollout[file]
+            share = f"{failed} of {samples} samples failed{f' in {file}' if file else ''}"
             yield f"a run with these samples would have ended: {share} (--reward.error-budget)"
 
     @property
     def exit_code(self) -> int:
         """1 if rows differ from what they expect, or a run would have ended."""
         differs = self.request.columns.expected_key is not None and self.differ > 0
-        return int(differs or self._ends_a_run)
+        return int(differs or bool(self._over_budget()))
 
-    @property
-    def _ends_a_run(self) -> bool:
-        """Whether more samples failed than a run allows; failures that rows expect are none."""
+    def _over_budget(self) -> list[str]:
+        """The rollouts in which more samples failed than a run allows; failures that rows expect are none."""
         if self.request.columns.expected_key is not None:
-            return False
+            return []
         budget = min(one.limits.error_budget for one in self.request.rewards)
-        return (
-            budget < 1
-            and self.failed > 0
-            and (self.failed == self.samples or self.failed > budget * max(self.samples, SMALL_ROLLOUT))
-        )
+        least = SMALL_ROLLOUT if self.request.eval_set is None else EVALUATION_SAMPLES
+        return [
+            file
+            for file, (samples, failed) in self.by_rollout.items()
+            if budget < 1 and failed and (failed == samples or failed > budget * max(samples, least))
+        ]
 
 
 def _expected(row: StoredRow, key: str) -> float | dict[str, float] | None:

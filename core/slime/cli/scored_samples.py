@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from slime.kit.readers.prompt_source import PromptSource, parse_source, parse_so
 from slime.kit.readers.reader import BadRow
 from slime.kit.readers.rows import Columns, PromptRow
 from slime.kit.readers.stored_responses import StoredRow
+from slime.observe.samples import readable
 from slime.observe.timing import BusyClock
 from slime.registry.plugin_set import PluginSet
 from slime.registry.resolve import Resolved
@@ -85,11 +86,10 @@ async def scored(
     assert scorer is not None
     await scorer.start()
     try:
-        waiting = iter(rows)
-        while window := list(islice(waiting, WINDOW)):
-            samples = [row.sample() for row in window]
-            await _score(scorer, window, samples)
-            for pair in zip(window, samples, strict=True):
+        for window in _windows(rows):
+            groups = [[row.sample() for row in group] for group in window]
+            await _score(scorer, groups)
+            for pair in zip(chain.from_iterable(window), chain.from_iterable(groups), strict=True):
                 yield pair
         accounts.metrics = scorer.metrics()
         accounts.texts = [*scorer.tracebacks(), *passive.rollout_done()]
@@ -97,12 +97,26 @@ async def scored(
         await scorer.close()
 
 
-async def _score(scorer: Scorer, rows: Sequence[StoredRow], samples: Sequence[Sample]) -> None:
-    if scorer.scope == "group":
-        numbered = groupby(range(len(rows)), key=lambda index: rows[index].entries.get("group", rows[index].where))
-        parts = [[samples[index] for index in indices] for _, indices in numbered]
-    else:
-        parts = [[sample] for sample in samples]
+def _windows(rows: Iterable[StoredRow]) -> Iterator[list[list[StoredRow]]]:
+    """The rows in groups, as many at a time as are scored at once."""
+    window: list[list[StoredRow]] = []
+    for _, group in groupby(rows, key=_group_of):
+        window.append(list(group))
+        if sum(map(len, window)) >= WINDOW:
+            yield window
+            window = []
+    if window:
+        yield window
+
+
+def _group_of(row: StoredRow) -> tuple[str, object]:
+    """Equal for rows of one group. A row without one is a group by itself, and each file has its own."""
+    group = row.entries.get("group")
+    return (row.where, None) if group is None else (row.file, group)
+
+
+async def _score(scorer: Scorer, groups: Sequence[Sequence[Sample]]) -> None:
+    parts = groups if scorer.scope == "group" else [[sample] for group in groups for sample in group]
     clock = BusyClock()
     await asyncio.gather(*(scorer.score(part, clock) for part in parts))
 
@@ -150,5 +164,5 @@ def _prompt_files(config: RunConfig, eval_set: str | None) -> Iterator[tuple[Pro
 
 
 def _key(row: PromptRow) -> bytes:
-    content = orjson.dumps([row.prompt, row.label], option=orjson.OPT_SORT_KEYS, default=str)
+    content = orjson.dumps(readable([row.prompt, row.label]), option=orjson.OPT_SORT_KEYS, default=str)
     return hashlib.blake2b(content, digest_size=16).digest()

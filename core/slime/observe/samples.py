@@ -101,19 +101,20 @@ def _dump(row: dict[str, Any]) -> bytes:
         return orjson.dumps(row, option=options, default=str)
     except orjson.JSONEncodeError:
         # A lone surrogate in a response is not valid UTF-8, and an integer may exceed 64 bits.
-        return orjson.dumps(_readable(row), option=options, default=str)
+        return orjson.dumps(readable(row), option=options, default=str)
 
 
-def _readable(value: Any) -> Any:
+def readable(value: Any) -> Any:
+    """A value of JSON as files of samples have it: integers beyond 64 bits and lone surrogates are text."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if value is None or isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
         return value
     if isinstance(value, Mapping):
-        return {_readable(str(name)): _readable(one) for name, one in value.items()}
+        return {readable(str(name)): readable(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_readable(one) for one in value]
-    return _readable(repr(value))
+        return [readable(one) for one in value]
+    return readable(repr(value))
 
 
 def question_text(prompt: str | list[dict[str, object]]) -> str:

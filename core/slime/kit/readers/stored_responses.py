@@ -21,29 +21,16 @@ class StoredRow(PromptRow):
     """One stored response; its prompt may be empty, and its label may be missing."""
 
     response: str = ""
-    #: its index in the file
+    #: the file, and its index in it
+    file: str = ""
     number: int = 0
     #: all keys of the row
     entries: Mapping[str, Any] = field(default_factory=dict)
 
     def sample(self) -> Sample:
-        """The sample, as it was when its reward was asked for.
-
-        Responses are trainable unless their row's `status` says that generating them failed. `response_tokens` is their
-        length, if the row has it; the tokens themselves are not stored.
-        """
+        """The sample, as it was when its reward was asked for. `response_tokens` stands for its tokens."""
         entries = self.entries
-        failure = entries.get("failure")
-        status = Status.TRUNCATED if entries.get("finish_reason") == "length" else Status.COMPLETED
-        stated = entries.get("status")
-        if stated == Status.ABORTED.value or (stated == Status.FAILED.value and not _by_reward(failure)):
-            status = Status(stated)
-        elif stated == Status.TRUNCATED.value:
-            status = Status.TRUNCATED
-        metadata = self.metadata
-        if "messages" in entries:
-            metadata = {**metadata, "messages": entries["messages"]}
-        length = entries.get("response_tokens")
+        length, reason = entries.get("response_tokens"), entries.get("finish_reason")
         return Sample(
             group_index=entries.get("group"),
             index=entries.get("index", self.number),
@@ -52,14 +39,31 @@ class StoredRow(PromptRow):
             response_length=length if isinstance(length, int) else 0,
             label=self.label,
             reward=entries.get("reward"),
-            status=status,
-            metadata=metadata,
-            finish_reason=entries.get("finish_reason"),
+            status=Status.TRUNCATED if reason == "length" else Status.COMPLETED,
+            metadata=self.metadata,
+            finish_reason=reason,
         )
 
 
-def _by_reward(failure: object) -> bool:
-    return isinstance(failure, str) and failure.startswith("reward ")
+@dataclass(slots=True)
+class RunRow(StoredRow):
+    """One sample of a run's files. Its metadata is not in them, except for the messages of a conversation."""
+
+    def sample(self) -> Sample:
+        """The sample; it is not trainable if generating it failed, so that no reward was asked for it."""
+        sample, stated = StoredRow.sample(self), self.entries.get("status")
+        if stated == Status.TRUNCATED.value:
+            sample.status = Status.TRUNCATED
+        elif stated == Status.ABORTED.value or (stated == Status.FAILED.value and not self._failed_by_reward()):
+            sample.status = Status(stated)
+        if "messages" in self.entries:
+            sample.metadata = {**sample.metadata, "messages": self.entries["messages"]}
+        if isinstance(sample.reward, dict):
+            sample.reward = None  # the sum of several rewards, none of which a generator gave
+        return sample
+
+    def _failed_by_reward(self) -> bool:
+        return str(self.entries.get("failure")).startswith("reward ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class StoredColumns(Columns):
     response_key: str = "response"
     #: the reward that the row expects; None: none
     expected_key: str | None = None
+    #: whether the rows are a run's own
+    of_run: bool = False
 
     def row(self, row: object) -> StoredRow:
         """The row as a stored response. Raises `RowError`."""
@@ -80,14 +86,13 @@ class StoredColumns(Columns):
         response = find(row, self.response_key)
         if not isinstance(response, str):
             raise RowError(f": {self.response_key!r} is {json_type(response)}, expected the text of one response")
-        # `check_row` wants a prompt and a label, which a table of pairs need not have.
-        stated = {key: find(row, key) for key in (self.input_key, self.label_key) if key is not None}
-        has = {key for key, value in stated.items() if value is not ABSENT and value is not None and value != ""}
-        prompt = {} if self.input_key in has else {self.input_key: "-"}
-        label_key = self.label_key if self.label_key in has else None
-        checked = check_row({**row, **prompt}, Columns(self.input_key, label_key, self.metadata_key))
-        return StoredRow(
-            prompt="" if prompt else checked.prompt,
+        # The prompt is shown to rewards as it was; a table of pairs has none, and need not have labels.
+        label_key = self.label_key if find(row, self.label_key or "") not in (ABSENT, None) else None
+        columns = Columns("prompt", label_key, self.metadata_key)
+        checked = check_row({**row, "prompt": "-"}, columns)
+        prompt = find(row, self.input_key)
+        return (RunRow if self.of_run else StoredRow)(
+            prompt=prompt if isinstance(prompt, str | list) else "",
             label=checked.label,
             metadata=checked.metadata,
             response=response,
@@ -115,5 +120,5 @@ def stored_rows(path: str, columns: StoredColumns) -> Iterator[StoredRow]:
             if isinstance(row, BadRow):
                 raise DataError(f"{where}{row.reason}")
             assert isinstance(row, StoredRow)
-            row.where, row.number = where, number
+            row.where, row.file, row.number = where, path, number
             yield row
