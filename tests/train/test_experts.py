@@ -140,7 +140,9 @@ def test_training_equals_that_of_one_rank(layout: str, model: str) -> None:
     for metrics, log_probs, _ in answers:
         for got, want in zip(metrics, expected_metrics, strict=True):
             assert set(got) == set(want)
-            for name in set(want) - {"micro_batches"}:
+            # A context-parallel rank holds a part of each sample, so that the same micro-batches fit into its limit.
+            other_plan = set() if set(sizes) == {"context_parallel_size"} else {"micro_batches"}
+            for name in set(want) - other_plan:
                 assert got[name] == pytest.approx(want[name], abs=2e-5, rel=2e-5), name
         assert max(np.abs(a - b).max() for a, b in zip(log_probs, expected_log_probs, strict=True)) < 1e-5
     weights = answers[0][2]
@@ -389,7 +391,7 @@ def replayed(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
     with_choice = rank.log_probs(batch)
     own = batch.loss_masks.like(rank.policy.score(batch.without_routes()).numpy())
     before = gather(rank.policy.chunks)
-    rank.train(batch)
+    assert rank.train(batch)["micro_batches"] > 1, "the order of backward passes would not matter"
     after = gather(rank.policy.chunks)
     rank.close()
     return with_choice, own, {name: after[name] - before[name] for name in before}
@@ -403,7 +405,9 @@ def engine(model: str) -> Any:
 @cache
 def one_rank_moves(model: str) -> dict[str, torch.Tensor]:
     moves: dict[str, torch.Tensor]
-    [(_, _, moves)] = run_ranks(replayed, 1, config_for(model), with_routes(batches()[0], engine(model)[1]))
+    [(_, _, moves)] = run_ranks(
+        replayed, 1, config_for(model, max_tokens_per_gpu=30), with_routes(batches()[0], engine(model)[1])
+    )
     return moves
 
 
@@ -416,7 +420,7 @@ REPLAYS = [
     ("sigmoid, latent attention", None, RECOMPUTED["full"]),
     ("sigmoid, latent attention", "tensor 2", {}),
     ("softmax", "context 2, expert 2", {}),
-    ("sigmoid, latent attention", "pipeline 2, uneven", RECOMPUTED["experts"]),
+    ("softmax", "pipeline 2, uneven", RECOMPUTED["full"]),  # the first stage has experts, and computes them again late
 ]
 
 
@@ -427,7 +431,7 @@ def test_replay_closes_the_gap_of_a_router_that_rounds_differently(
     model: str, layout: str | None, flags: dict[str, Any]
 ) -> None:
     log_probs, routes = engine(model)
-    config = config_for(model, layout, megatron=flags)
+    config = config_for(model, layout, megatron=flags, max_tokens_per_gpu=30)
     world_size = LAYOUTS[layout][0] if layout else 1
     expected = one_rank_moves(model)
     for with_choice, own, moves in run_ranks(replayed, world_size, config, with_routes(batches()[0], routes)):

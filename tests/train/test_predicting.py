@@ -172,7 +172,8 @@ def test_the_policy_trains_to_the_last_bit_as_without(model_folder: Folders, tmp
     without = step_config(folder, megatron=clipped, **policy, enable_mtp_training=False)
     kinds = [{}, {"mtp_loss_scaling_factor": 3.0}, *RECOMPUTED.values()]
     configs = [without, *(step_config(folder, megatron=clipped | flags, **policy) for flags in kinds)]
-    plain, trained, scaled, *recomputed = run_ranks(run_steps, 1, configs, batch, tmp_path)[0]
+    configs.append(step_config(folder, megatron=clipped, **policy, rollout_temperature=0.5))
+    plain, trained, scaled, *recomputed, cooler = run_ranks(run_steps, 1, configs, batch, tmp_path)[0]
     assert "mtp_loss" not in plain["metrics"]
     assert plain["metrics"]["grad_norm"] > 10 * clipped["clip_grad"]
     for found in (trained, scaled, *recomputed):
@@ -181,6 +182,9 @@ def test_the_policy_trains_to_the_last_bit_as_without(model_folder: Folders, tmp
         assert_equal(found["grads"], plain["grads"])
         assert_equal({name: found["after"][name] for name in plain["after"]}, plain["after"])
         assert found["metrics"]["mtp_loss"] == trained["metrics"]["mtp_loss"]
+    # The further layers learn the model's own distribution, whatever the policy's temperature.
+    assert cooler["metrics"]["mtp_loss"] == trained["metrics"]["mtp_loss"]
+    assert not np.array_equal(np.concatenate(cooler["log_probs"]), np.concatenate(trained["log_probs"]))
     further = trained["after"].keys() - plain["after"].keys()
     assert all(torch.equal(found["after"][name], trained["after"][name]) for found in recomputed for name in further)
     assert not all(torch.equal(scaled["after"][name], trained["after"][name]) for name in further)
