@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,6 +106,12 @@ class Loop(ModuleType):
         return 0
 
 
+def change_config(folder: Path, **changed: object) -> None:
+    """Set keys of the `config.json` of a model folder."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+
+
 def save_checkpoint(config: RunConfig, done: int) -> None:
     """Write a checkpoint without weights."""
     assert config.checkpoint.save is not None
@@ -133,6 +140,12 @@ def described_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_weights(folder)
     write_tiny_tokenizer(folder)
     return folder
+
+
+@pytest.fixture
+def model(described_model: Path, tmp_path: Path) -> Path:
+    """A model folder to damage."""
+    return Path(shutil.copytree(described_model, tmp_path / "damaged"))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import shutil
 import socket
 import subprocess
 import sys
@@ -107,12 +106,6 @@ def test_an_unknown_component_is_refused_with_the_nearest(refused: Refused, flag
 
 
 # --- the model folder --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def model(described_model: Path, tmp_path: Path) -> Path:
-    """A model folder to damage."""
-    return Path(shutil.copytree(described_model, tmp_path / "damaged"))
 
 
 def test_a_model_folder_that_is_missing(refused: Refused) -> None:

@@ -18,15 +18,19 @@ from slime.config.installed import class_named, declarations, package_folder, pa
 from slime.errors import ConfigError
 from slime.weights.fp8 import QUANTISED
 
-#: settings that change no number of a forward pass: descriptions, and what transformers' own generation would use
+#: settings that change no number of a forward pass: descriptions, what transformers' own generation would use, the
+#: implementation of attention, and dropouts, which neither engines nor the trainer compute
 _NO_NUMBERS = frozenset(
     """
-    _name_or_path architectures auto_map bad_words_ids chunk_size_feed_forward do_sample dtype early_stopping
-    finetuning_task id2label initializer_range keys_to_ignore_at_inference label2id length_penalty max_length
-    max_new_tokens min_length model_type name_or_path num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_router_logits output_scores pretraining_tp problem_type repetition_penalty return_dict
-    router_aux_loss_coef task_specific_params temperature tokenizer_class top_k top_p torch_dtype torchscript
-    transformers_version typical_p use_cache
+    _attn_implementation _attn_implementation_autoset _name_or_path add_cross_attention architectures
+    attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map bad_words_ids
+    chunk_size_feed_forward classifier_dropout do_sample dropout dtype early_stopping embd_pdrop finetuning_task
+    hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder keys_to_ignore_at_inference label2id
+    length_penalty max_length max_new_tokens max_seq_len max_sequence_length min_length model_max_length model_type name
+    name_or_path num_beams num_labels num_return_sequences output_attentions output_hidden_states output_router_logits
+    output_scores pretraining_tp problem_type repetition_penalty resid_pdrop return_dict router_aux_loss_coef seq_length
+    task task_specific_params temperature tokenizer_class top_k top_p torch_dtype torchscript transformers_version type
+    typical_p use_cache use_return_dict version
     """.split()  # noqa: SIM905 - one name a line would be a page
 ) | frozenset(QUANTISED)
 
@@ -39,6 +43,9 @@ _SIZES = (
     "num_hidden_layers",
     "vocab_size",
 )
+
+#: what only a file can say, whatever the default: how many layers its folder holds that no forward pass needs
+_HELD = ("num_mtp_layers", "num_nextn_predict_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,7 @@ class Fields:
 @cache
 def fields_of(causal_lm: str) -> Fields:
     """The fields of the configuration of a model class of transformers; none if it has no such class."""
-    name = causal_lm.removesuffix("ForCausalLM")
-    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    path = package_folder("transformers", "transformers", "models") / module / f"configuration_{module}.py"
+    name, path = causal_lm.removesuffix("ForCausalLM"), _transformers_source(causal_lm, "configuration")
     found = class_named(parse_source(path), f"{name}Config") if path.is_file() else None
     if found is None:
         return Fields()
@@ -93,6 +98,12 @@ def fields_of(causal_lm: str) -> Fields:
     return Fields({key: value for key, value in defaults.items() if key not in _SIZES}, frozenset(optional), names)
 
 
+def _transformers_source(causal_lm: str, kind: str) -> Path:
+    """Where transformers has the configuration of a model class ("configuration") or the class itself ("modeling")."""
+    module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", causal_lm.removesuffix("ForCausalLM")).lower()
+    return package_folder("transformers", "transformers", "models") / module / f"{kind}_{module}.py"
+
+
 def _literal(name: str, value: ast.expr | None) -> dict[str, Any]:
     """A default, unless it is computed."""
     try:
@@ -111,7 +122,8 @@ class ReadSettings(Mapping[str, Any]):
             ConfigError: A field is null that transformers needs, or is stated twice with different values.
         """
         self._stated, self._fields = stated, fields
-        self._values = {**fields.defaults, **stated}
+        defaults = {key: value for key, value in fields.defaults.items() if key not in _HELD}
+        self._values = {**defaults, **stated}
         self._read: set[str] = set()
         for name, other in fields.names.items():
             given = [key for key in (name, other) if key in stated] or [name, other]
@@ -141,8 +153,15 @@ class ReadSettings(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def not_read(self) -> list[str]:
-        """The settings that nobody read and that may change the computation, as "NAME is VALUE"."""
+    def not_read(self, causal_lm: str) -> list[str]:
+        """The settings that the family of a model class did not read and that may change what others compute.
+
+        Args:
+            causal_lm: The model class. What neither transformers nor SGLang reads for it has no effect.
+
+        Returns:
+            Each as "NAME is VALUE".
+        """
         found = []
         for key, value in self._stated.items():
             if key in self._read or key in _NO_NUMBERS or key.endswith("_token_id"):
@@ -151,7 +170,7 @@ class ReadSettings(Mapping[str, Any]):
                 default = self._fields.defaults[key]
                 if value != default and (value or default):
                     found.append(f"{key} is {_shown(value)} (default: {_shown(default)})")
-            elif value and _known(key):
+            elif value and _has_reader(key, causal_lm):
                 found.append(f"{key} is {_shown(value)}")
         return found
 
@@ -162,20 +181,32 @@ def _shown(value: Any) -> str:
 
 
 @cache
-def _known(key: str) -> bool:
-    """Whether some model of the installed transformers or SGLang has this setting; any other has no effect."""
-    word = re.escape(key)
-    used = re.compile(rf"(?m)^    {word}:|\bconfig\.{word}\b|config,\s*[\"']{word}[\"']")
-    return any(key in text and used.search(text) is not None for text in _sources())
+def _has_reader(key: str, causal_lm: str) -> bool:
+    """Whether anything that computes this model reads a setting. What is only assigned is not read."""
+    config, word = r"\b(?:hf_(?:text_)?)?config", re.escape(key)
+    used = re.compile(rf"{config}\.{word}\b(?!\s*=[^=])|{config}(?:,|\.get\(|\[)\s*[\"']{word}[\"']")
+    return any(key in text and used.search(text) is not None for text in _readers(causal_lm))
 
 
 @cache
-def _sources() -> tuple[str, ...]:
-    """The source of every model."""
-    paths: list[Path] = [*package_folder("transformers", "transformers", "models").glob("*/configuration_*.py")]
-    for folder in ("models", "configs"):
-        try:
-            paths += package_folder("sglang", "sglang", "srt", folder).glob("*.py")
-        except ConfigError:
-            continue  # not installed: no engine will read the setting
-    return tuple(path.read_text(encoding="utf-8", errors="replace") for path in paths)
+def _readers(causal_lm: str) -> tuple[str, ...]:
+    """The source that reads the settings of a model class: transformers' and SGLang's model, and what SGLang shares."""
+    paths = {_transformers_source(causal_lm, kind) for kind in ("configuration", "modeling")}
+    try:
+        engine = package_folder("sglang", "sglang", "srt")
+    except ConfigError:  # not installed: no engine will read the setting
+        return tuple(path.read_text(encoding="utf-8") for path in paths if path.is_file())
+    models = {path: path.read_text(encoding="utf-8") for path in (engine / "models").rglob("*.py")}
+    own = re.compile(rf"(?m)^class {re.escape(causal_lm)}\b")
+    found = [path for path, text in models.items() if own.search(text)]
+    for path in found:  # and the models that it is built from
+        for name in re.findall(r"(?m)^\s*from sglang\.srt\.models\.([\w.]+) import", models[path]):
+            imported = engine.joinpath("models", *name.split(".")).with_suffix(".py")
+            if imported in models and imported not in found:
+                found.append(imported)
+    shared = [
+        engine / "configs" / "model_config.py",
+        *engine.glob("layers/*.py"),
+        *engine.glob("layers/attention/*.py"),
+    ]
+    return tuple(path.read_text(encoding="utf-8") for path in (*paths, *found, *shared) if path.is_file())

@@ -65,7 +65,7 @@ class Models:
         settings = ReadSettings(hf_config, fields_of(spec.causal_lm))
         with naming(title, ".describe"):
             found = family.describe(settings)
-        if unknown := settings.not_read():
+        if unknown := settings.not_read(spec.causal_lm):
             raise ConfigError(
                 f"config.json: {', '.join(unknown)}: slime does not compute this for model_type"
                 f" {hf_config['model_type']!r}, and the engines may. If it has no effect on this model, remove it from"
