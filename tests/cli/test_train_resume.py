@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Loop, Slime, save_checkpoint
 
+from slime.cli.resume import _difference
+from slime.config import RunConfig
 from slime.run.folders import LOCK, RunLock
 
 RUN = Path("outputs/run")
@@ -90,6 +93,71 @@ def test_a_run_that_goes_back_sets_aside_what_it_leaves(slime: Slime, words: lis
     left = str(root / "abandoned_1" / "rollout_000004")
     ended = slime(*words, "--run-name", "left", "--load", left, "--num-rollout", "9")
     assert ended.code == 0 and interrupted.configs[-1].checkpoint.load == left, ended.err
+
+
+def test_a_link_to_a_checkpoint_sets_aside_what_comes_after_it(slime: Slime, interrupted: Loop) -> None:
+    root = RUN / "checkpoints"
+    save_checkpoint(interrupted.configs[0], 3)
+    Path("best").symlink_to(root / "rollout_000002")
+    ended = slime("train", "--resume", str(RUN), "--load", "best")
+    assert ended.code == 0 and "the run leaves the checkpoints after rollout_000002 (rollout_000003)" in ended.err
+    assert names(root) == ["abandoned_1", "latest", "rollout_000002"]
+    assert (root / "latest").read_text() == "rollout_000002\n"
+
+
+def test_what_is_set_aside_has_all_of_its_parts_and_its_links_lead_where_they_did(
+    slime: Slime, interrupted: Loop
+) -> None:
+    root = RUN / "checkpoints"
+    save_checkpoint(interrupted.configs[0], 3)
+    save_checkpoint(interrupted.configs[0], 4)
+    (root / "rollout_000004").rename(RUN / "kept")
+    (root / "rollout_000004").symlink_to("../kept")
+    shutil.copytree(root / "rollout_000003", root / ".rollout_000003.replaced")  # its deletion was interrupted
+    back = ("--resume", str(RUN), "--load", str(root / "rollout_000002"))
+    ended = slime("train", *back)
+    assert ended.code == 0, ended.err
+    aside = root / "abandoned_1"
+    assert names(root) == ["abandoned_1", "latest", "rollout_000002"]
+    assert names(aside) == [".rollout_000003.replaced", "rollout_000003", "rollout_000004"]
+    assert (aside / "rollout_000004" / "state.json").is_file()
+    assert "the run leaves" not in slime("train", *back, "--num-rollout", "6", "--dry-run").out
+
+
+def test_a_run_that_fails_says_where_the_checkpoints_are_that_it_set_aside(slime: Slime, interrupted: Loop) -> None:
+    root = RUN / "checkpoints"
+    save_checkpoint(interrupted.configs[0], 3)
+    interrupted.saves = 3
+    ended = slime("train", "--resume", str(RUN), "--load", str(root / "rollout_000002"))
+    assert ended.code == 130
+    assert f"the checkpoints after the one that the run went on from are in {root / 'abandoned_1'}" in ended.err
+
+
+def test_a_checkpoint_whose_options_this_version_does_not_know_is_continued(
+    slime: Slime, words: list[str], interrupted: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_toml = RunConfig.to_toml
+    with monkeypatch.context() as patch:
+        patch.setattr(RunConfig, "to_toml", lambda config: f"later-option = 1\n{to_toml(config)}")
+        save_checkpoint(interrupted.configs[0], 3)
+    ended = slime(*words, "--run-name", "other", "--load", str(RUN / "checkpoints"))
+    assert ended.code == 0, ended.err
+    assert "the options with which outputs/run/checkpoints/rollout_000003 was saved cannot be compared" in ended.err
+    assert "later-option" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "value"),
+    [
+        ("reward.api_key", None, "one"),
+        ("judge_token", "one", None),
+        ("address", "<secret>", "b"),
+        ("address", "a", "tcp://me:word@b"),
+    ],
+)
+def test_differences_show_no_secret(name: str, was: object, value: object) -> None:
+    assert list(_difference(name, was, value)) == []
+    assert list(_difference("eps_clip", 0.2, None)) == ["--eps-clip none (was 0.2)"]
 
 
 def test_a_checkpoint_of_another_run_in_its_folder_is_noted_with_what_differs(
@@ -268,9 +336,15 @@ def test_a_link_that_leads_out_of_the_run_folder_is_refused_and_not_followed(
 def test_links_within_the_run_folder_and_checkpoints_that_are_links_are_left(slime: Slime, tmp_path: Path) -> None:
     (RUN / "wandb").mkdir()
     (RUN / "wandb" / "latest-run").symlink_to("../config.toml")
+    (RUN / "wandb" / "debug.log").symlink_to(tmp_path / "debug.log")
+    (RUN / "checkpoints" / "abandoned_1").mkdir()
+    (RUN / "checkpoints" / "abandoned_1" / "rollout_000003").symlink_to(tmp_path / "kept")
     kept = RUN / "checkpoints" / "rollout_000001"
     shutil.copytree(RUN / "checkpoints" / "rollout_000002", tmp_path / "kept")
     kept.symlink_to(tmp_path / "kept")
+    weights = RUN / "checkpoints" / "rollout_000002" / "megatron" / "weights"
+    weights.rename(tmp_path / "weights")
+    weights.symlink_to(tmp_path / "weights")
     assert slime("train", "--resume", str(RUN), "--dry-run").code == 0
     lock = RUN / LOCK
     lock.unlink()
@@ -285,6 +359,16 @@ def test_a_link_in_the_folder_of_checkpoints_is_not_followed(slime: Slime, words
     (tmp_path / "kept" / ".latest.partial").symlink_to(tmp_path / "elsewhere")
     ended = slime(*words, "--save", str(tmp_path / "kept"))
     assert ended.code == 2 and f".latest.partial is a link to {tmp_path / 'elsewhere'}" in ended.err
+
+
+@pytest.mark.usefixtures("loop")
+def test_links_of_others_beside_checkpoints_are_left(slime: Slime, words: list[str], tmp_path: Path) -> None:
+    place = tmp_path / "project"
+    (place / ".venv" / "bin").mkdir(parents=True)
+    (place / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (place / "data").symlink_to(tmp_path)
+    ended = slime(*words, "--save", str(place))
+    assert ended.code == 0, ended.err
 
 
 @pytest.mark.parametrize("second", [["--resume", "auto"], ["--resume=outputs/other"], ["--resume", str(RUN)]])

@@ -254,4 +254,4 @@ def test_an_export_to_a_full_disk_is_one_line(tmp_path: Path) -> None:
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"this machine mounts no file system for a user: {done.stderr}")
     full = rf"{tmp_path}/model.safetensors cannot be written: the disk is full; [\d,]+ bytes are free in {tmp_path}\."
-    assert re.search(rf"CheckpointError: {full}$", done.stderr.strip())
+    assert re.search(rf"CheckpointWriteError: {full}$", done.stderr.strip())

@@ -250,20 +250,18 @@ def test_a_worker_with_many_overdue_calls_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_healthy_worker_that_was_slow_once_is_no_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime.kit.processes.pool.SLOW_S", 0.05)
-
-    async def work(pool: IsolatedReward) -> tuple[int, int]:
+    async def work(pool: IsolatedReward) -> int:
         await asyncio.gather(*(pool.call([sample()]) for _ in range(50)))  # calls are known to be short
-        [first] = pool.pool.pids
+        monkeypatch.setattr("slime.kit.processes.pool.SLOW_S", 0.05)
+        before = set(pool.pool.pids)
         assert values(await score(pool, [sample("nap", response="1.5")])) == [1.0]
         async with asyncio.timeout(45):
-            while first in pool.pool.pids:  # it leaves, because another has taken its place
+            while before <= set(pool.pool.pids):  # one leaves, because another has taken its place
                 await asyncio.sleep(0.02)
         assert values(await score(pool, [sample()])) == [1.0]
-        kept = sum(worker.accepts_calls for worker in pool.pool._workers.values())
-        return pool.restarts, kept
+        return pool.restarts
 
-    assert with_pool(tmp_path, work) == (0, 1)
+    assert with_pool(tmp_path, work) == 0
 
 
 def test_overlapping_calls_are_not_timed_out_by_each_others_computing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from slime.config import load_config
 from slime.config.weight_options import CheckpointOptions
 from slime.errors import CheckpointError
 from slime.run.checkpoint import save as saving
-from slime.run.checkpoint.files import Files, record_files
+from slime.run.checkpoint.files import Files, record_files, write_rollout_part
 from slime.run.checkpoint.read import intact_checkpoint, read_checkpoint
 from slime.run.checkpoint.retention import Retention
 from slime.run.checkpoint.save import CheckpointWriter, Saver
@@ -57,8 +57,7 @@ class RolloutProcess:
 
     def begin(self, method: str, folder: Path, done: int, *, doing: str) -> Any:
         assert (method, doing) == ("save", "saving the rollout state")
-        folder.mkdir()
-        (folder / "state.json").write_text(str(done))
+        write_rollout_part(folder, {"source": {"done": done}, "dropped": [], "groups": []})
         return SimpleNamespace(wait=lambda: [None])
 
 
@@ -210,3 +209,23 @@ def test_a_run_deletes_nothing_before_it_has_written_a_checkpoint(
         retention.evaluated(done, {"eval/held": 0.1 * done})
     saver.delete_superfluous()
     assert len(list(root.glob("rollout_*"))) == 3
+
+
+def test_the_schedule_goes_on_at_the_saved_step_if_the_saved_options_cannot_be_read(
+    saver: Saver, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slime.config import RunConfig
+    from slime.run.trainer import TrainerProcess
+    from slime.train.rank import MegatronRank
+
+    continued: list[Any] = []
+    monkeypatch.setattr(MegatronRank, "load", lambda *_: None)
+    monkeypatch.setattr(MegatronRank, "continue_schedules", lambda _, steps: continued.append(steps))
+    rank = TrainerProcess.__new__(TrainerProcess)
+    saver.save(1, 2, {}, background=False)
+    rank.load(root / "rollout_000001" / "megatron")
+    assert [steps.rollouts_done for steps in continued] == [1]
+    monkeypatch.setattr(RunConfig, "to_toml", lambda _: "later-option = 1\n")
+    saver.save(2, 3, {}, background=False)
+    rank.load(root / "rollout_000002" / "megatron")
+    assert len(continued) == 1

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from slime.errors import TerminatedInterrupt
+from slime.kit.processes.child import describe_exit
 from slime.run.signals import ending_on_signals, interruptions_deferred
 
 #: a signal while a daemon is forked, as Ray forks its own
@@ -169,3 +170,20 @@ def test_an_interruption_while_a_process_is_forked_is_not_lost(context: str, pri
     )
     assert done.stdout.strip() == printed, done.stderr
     assert ("Exception ignored" in done.stderr) == (context == "nullcontext")
+
+
+def test_a_signal_without_a_name_is_nothing_to_answer() -> None:
+    number = signal.SIGRTMIN + 5
+    before, arrived = signal.signal(number, lambda *_: None), threading.Event()
+    try:
+        with pytest.raises(KeyboardInterrupt), ending_on_signals() as interrupted:
+            arrived = interrupted
+            signal.raise_signal(number)
+            assert not interrupted.wait(0.1)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(5)
+        assert arrived.wait(5), "the thread that answers had ended"
+    finally:
+        signal.signal(number, before)
+    assert describe_exit(-number) == f"was killed by signal {number}"
+    assert describe_exit(-signal.SIGSEGV) == "was killed by SIGSEGV"

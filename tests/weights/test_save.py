@@ -90,8 +90,9 @@ def test_the_original_model_is_never_replaced(model_folder: Folders, tmp_path: P
     shutil.copytree(model_folder("llama"), model)
     (tmp_path / "link").symlink_to(model)
     for target in (model, tmp_path / "link", tmp_path / "x" / ".." / "model"):
-        with pytest.raises(CheckpointError, match="the model that training began with"):
+        with pytest.raises(CheckpointError, match="the model that training began with") as refused:
             save_hf(target, iter(_tensors(model).items()), model, read_architecture(model))
+        assert refused.value.exit_code == 2
     assert (model / "model.safetensors").is_file()
 
 
@@ -115,8 +116,9 @@ def test_an_incomplete_model_is_not_written_and_the_old_folder_stays(model_folde
     tensors = _tensors(source)
     save_hf(tmp_path / "out", iter(tensors.items()), source, read_architecture(source))
     part = [(name, tensor) for name, tensor in tensors.items() if name != "model.norm.weight"]
-    with pytest.raises(CheckpointError, match=r"missing \[model\.norm\.weight\]"):
+    with pytest.raises(CheckpointError, match=r"missing \[model\.norm\.weight\]") as refused:
         save_hf(tmp_path / "out", iter(part), source, read_architecture(source))
+    assert refused.value.exit_code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert _tensors(tmp_path / "out").keys() == tensors.keys()
 
@@ -155,6 +157,7 @@ def test_all_tensors_are_consumed_if_saving_fails(model_folder: Folders, tmp_pat
             yield name, tensor
 
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written"):
+    with pytest.raises(CheckpointError, match="cannot be written") as refused:
         save_hf(tmp_path / "file" / "out", named(), source, read_architecture(source))
+    assert refused.value.exit_code == 1
     assert len(taken) == len(_tensors(source))

@@ -17,7 +17,7 @@ from slime.config.command_line import CommandLine
 from slime.config.run_config import SECTIONS
 from slime.config.run_file import read_run_file
 from slime.errors import CheckpointError, ConfigError
-from slime.errors.redaction import MARK
+from slime.errors.redaction import MARK, redacted
 from slime.observe.metrics import eval_set_names, read_metrics
 from slime.run.checkpoint.read import LATEST, STATE, checkpoints_in, read_checkpoint
 from slime.run.folders import finished_rollouts
@@ -200,9 +200,16 @@ def continued_notes(checked: Preflight, *, resumes: bool) -> Iterator[str]:
     start, config = checked.checkpoint, checked.config
     if start is None:
         return
-    saved = start.config
-    other = list(_other_options(saved, config))
-    if resumes and saved.run.run_name != config.run.run_name:
+    saved, other = None, list[str]()
+    try:
+        saved = start.config
+        other = list(_other_options(saved, config))
+    except (CheckpointError, ConfigError) as error:
+        yield (
+            f"the options with which {start.place} was saved cannot be compared, and the learning rate goes on at the"
+            f" saved step: {error}"
+        )
+    if saved is not None and resumes and saved.run.run_name != config.run.run_name:
         how = f", with other options: {', '.join(other)}" if other else ", with the same options"
         yield f"{start.place} was saved by the run {saved.run.run_name}{how}. Is it the one that you mean?"
     elif other:
@@ -210,8 +217,8 @@ def continued_notes(checked: Preflight, *, resumes: bool) -> Iterator[str]:
     if checked.left_behind:
         names = ", ".join(path.name for path in reversed(checked.left_behind))
         yield (
-            f"the run leaves the checkpoints after {start.place.name} ({names}): they are moved to a folder abandoned_N"
-            f" in {start.place.parent}, and you may delete them"
+            f"the run leaves the checkpoints after {start.place.name} ({names}): they are moved to a"
+            f" folder abandoned_N in {checked.left_behind[0].parent}, and you may delete them"
         )
 
 
@@ -235,6 +242,6 @@ def _other_options(saved: RunConfig, now: RunConfig) -> Iterator[str]:
 
 
 def _difference(name: str, was: object, value: object) -> Iterator[str]:
-    if str(was) != str(value) and "/" not in f"{was}{value}" and MARK not in str(was):
-        shown = ["none" if one is None else str(one) for one in (value, was)]
+    shown = ["none" if one is None else str(redacted(one, name)) for one in (value, was)]
+    if str(was) != str(value) and not any(part in f"{shown}" for part in ("/", MARK)):  # paths and secrets
         yield f"--{name.replace('_', '-')} {shown[0]} (was {shown[1]})"

@@ -76,16 +76,17 @@ def run(argv: Sequence[str]) -> int:
             for note in notes:
                 print(f"slime: note: {note}", file=sys.stderr)
         lock = lock or held.enter_context(RunLock(folder))
+        aside = None
         if checked.checkpoint is not None and checked.left_behind:
-            set_aside_later(checked.config, checked.checkpoint)
+            aside = set_aside_later(checked.config, checked.checkpoint)
         make_run_folder(folder, config)
         lock.write()
-        code = _train(checked, argv, started)
+        code = _train(checked, argv, started, aside)
         lock.write(finished=config.num_rollout)
         return code
 
 
-def _train(checked: Preflight, argv: Sequence[str], started: time.struct_time) -> int:
+def _train(checked: Preflight, argv: Sequence[str], started: time.struct_time, aside: Path | None) -> int:
     # It imports Ray, which no check needs.
     from slime.run import entry
 
@@ -97,6 +98,8 @@ def _train(checked: Preflight, argv: Sequence[str], started: time.struct_time) -
     except (KeyboardInterrupt, Exception) as error:
         if not isinstance(error, SlimeError) or error.exit_code != 2:  # bad input is not to be continued
             error.add_note(how_to_continue(checked.config, checked.run_dir, argv, since=started))
+        if aside is not None:
+            error.add_note(f"the checkpoints after the one that the run went on from are in {aside}")
         raise
 
 

@@ -9,18 +9,24 @@ import fcntl
 import json
 import logging
 import os
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from slime.config import RunConfig
 from slime.errors import ConfigError, DiskFullError, writing
-from slime.run.checkpoint.read import CONFIG, IS_CHECKPOINT, STATE, checkpoints_in
+from slime.run.checkpoint.read import CONFIG, STATE, checkpoints_in
 
 LOCK = "run.lock"
+#: the folders in a run folder that slime writes to, besides that of the checkpoints
+_FOLDERS = ("logs", "rollouts", "weights")
+#: whether a name in a folder of checkpoints is written to
+_SAVING = re.compile(r"latest|\.latest\.partial|\.rollout_\d+\.partial|abandoned_\d+").fullmatch
 
 logger = logging.getLogger(__name__)
 
@@ -88,20 +94,32 @@ def _content(path: Path) -> dict[str, Any]:
 def require_no_links_out(folder: Path) -> None:
     """Check that what a run writes to its folder stays in it.
 
-    A checkpoint may be a link: nothing is written to one that is complete.
-
     Raises:
-        ConfigError: A file or folder in it is a link to a place outside.
+        ConfigError: A file or folder that it writes is a link to a place outside.
     """
+    below = (Path(place, name) for own in _FOLDERS for place, *held in os.walk(folder / own) for name in chain(*held))
+    _require_inside(folder, chain(_entries(folder), below, _written_by_saving(folder / "checkpoints")))
+
+
+def _require_inside(folder: Path, paths: Iterable[Path]) -> None:
     own = folder.resolve()
-    for place, folders, files in os.walk(folder):
-        for name in sorted((*folders, *files)):
-            path = Path(place, name)
-            if path.is_symlink() and not IS_CHECKPOINT(name) and not (to := path.resolve()).is_relative_to(own):
-                raise ConfigError(
-                    f"{path} is a link to {to}, outside of {folder}, and the run would write there. Put a file or"
-                    " folder in its place, or remove it. Checkpoints can be in another folder: --save DIR"
-                )
+    for path in paths:
+        if path.is_symlink() and not (to := path.resolve()).is_relative_to(own):
+            raise ConfigError(
+                f"{path} is a link to {to}, outside of {folder}, and the run would write there. Put a file or"
+                " folder in its place, or remove it. Checkpoints can be in another folder: --save DIR"
+            )
+
+
+def _written_by_saving(root: Path) -> Iterator[Path]:
+    """What is written to in a folder of checkpoints: nothing in one that is complete, which may be a link."""
+    return (path for path in _entries(root) if _SAVING(path.name))
+
+
+def _entries(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return sorted(folder.iterdir())
+    return []
 
 
 # --- checkpoints and exported models ----------------------------------------------------------------
@@ -123,7 +141,7 @@ def require_own_folder(config: RunConfig, run_dir: Path) -> None:
     if config.checkpoint.save is None:
         return
     root = Path(config.checkpoint.save)
-    require_no_links_out(root)
+    _require_inside(root, _written_by_saving(root))
     held = {STATE: "is a checkpoint", "config.json": "is a model folder"}
     if root.resolve() != run_dir.resolve():
         held[CONFIG] = "is the folder of another run"

@@ -38,12 +38,15 @@ _ANSWERS = (
     "slime: ended at once",
 )
 #: what a signal is called, how a user sends it, and the exit code of what it ends
-_INTERRUPTIONS = {signal.SIGINT: ("interrupted", "Ctrl-C", 130), signal.SIGTERM: ("SIGTERM", "SIGTERM", 143)}
+_INTERRUPTIONS: dict[int, tuple[str, str, int]] = {
+    signal.SIGINT: ("interrupted", "Ctrl-C", 130),
+    signal.SIGTERM: ("SIGTERM", "SIGTERM", 143),
+}
 
 
 @contextmanager
 def ending_on_signals(terminated: Terminated | None = None) -> Iterator[threading.Event]:
-    """In the body, SIGTERM raises a `KeyboardInterrupt`, as Ctrl-C does; the third of both ends all processes at once.
+    """In the body, SIGTERM raises a `KeyboardInterrupt`, as Ctrl-C does; the third of either ends all at once.
 
     Only for the main thread.
 
@@ -84,7 +87,7 @@ def _answer(reader: int, terminated: Terminated | None, interrupted: threading.E
     while numbers := os.read(reader, 1):
         if numbers[0] == signal.SIGTERM and terminated is not None and terminated.accepts:
             say(terminated.ask())
-        elif (named := _INTERRUPTIONS.get(signal.Signals(numbers[0]))) is not None:
+        elif (named := _INTERRUPTIONS.get(numbers[0])) is not None:
             interrupted.set()
             answer = next(answers)
             say(answer.format(*named))

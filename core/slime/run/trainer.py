@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Container
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from slime.config import RunConfig
 from slime.config.learning_rate import SavedSteps
+from slime.errors import ConfigError
 from slime.plugin import Context, EstimatorSpec
 from slime.registry.plugin_set import Fingerprint, PluginSet, load_same_plugins
 from slime.run.checkpoint.files import Files, record_files
@@ -32,11 +34,15 @@ class TrainerProcess(MegatronRank):
     _saving: tuple[Path, Path, BackgroundWrite[Files] | None] | None = None
 
     def load(self, folder: Path, weights_only: bool = False) -> None:
-        """Read the trainer's part of a checkpoint, and go on in the learning-rate schedules of its run."""
+        """Read the trainer's part of a checkpoint, and go on in the learning-rate schedules of its run.
+
+        They go on at the saved step if this version of slime cannot read the options of that run.
+        """
         super().load(folder, weights_only)
         if not weights_only:
             checkpoint = read_checkpoint(folder.parent)
-            self.continue_schedules(SavedSteps.of(checkpoint.config, checkpoint.rollouts_done))
+            with suppress(ConfigError):
+                self.continue_schedules(SavedSteps.of(checkpoint.config, checkpoint.rollouts_done))
 
     def begin_save(self, checkpoint: Path, folder: Path, background: bool) -> None:
         """Save to `folder`, which lies in `checkpoint`; in the background, copy the state and begin to write it."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.errors import CheckpointWriteError, disk_problem
+from slime.errors import CheckpointError, CheckpointWriteError, disk_problem
 from slime.plugin.architecture import Architecture
 from slime.weights.fp8 import QUANTISED, block_of, weight_names
 from slime.weights.hf_config import read_hf_config
@@ -63,14 +63,12 @@ def save_hf(
         also: Writes more files into the folder, which has not got its name yet.
 
     Raises:
-        CheckpointWriteError: If tensors of the model are missing or unknown, the folder cannot be written, or it is
-            `source_folder`.
+        CheckpointError: Tensors of the model are missing or unknown, or the folder is `source_folder`.
+        CheckpointWriteError: The folder cannot be written.
     """
     with drained(named):
         if folder.resolve() == source_folder.resolve():
-            raise CheckpointWriteError(
-                f"{folder} was not written: it is the folder of the model that training began with."
-            )
+            raise CheckpointError(f"{folder} was not written: it is the folder of the model that training began with.")
         try:
             _save(folder, named, source_folder, model, max_shard_bytes, also or (lambda _: None))
         except OSError as error:
@@ -179,7 +177,7 @@ def _write_file(path: Path, tensors: dict[str, Tensor]) -> None:
 def _check_complete(folder: Path, written: set[str], expected: set[str]) -> None:
     if written != expected:
         missing, unknown = first_names(expected - written), first_names(written - expected)
-        raise CheckpointWriteError(
+        raise CheckpointError(
             f"{folder} was not written: the trainer gave {len(written)} tensors, its config.json describes "
             f"{len(expected)}; missing [{missing}], unknown [{unknown}]."
         )

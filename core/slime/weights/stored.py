@@ -22,7 +22,7 @@ from slime.weights.mapping import first_names
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 
-#: the same weights under their publisher's names, which engines leave out if there is no other file
+#: the same weights under their publisher's names, which engines leave out if it is the only file beside the model's
 _ORIGINAL = "consolidated.safetensors"
 
 #: type -> bytes of a number, and its exponent's bits: a number with all of them set is infinite or not a number

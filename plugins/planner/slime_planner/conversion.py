@@ -206,14 +206,14 @@ def require_space(folder: Path, shards: Iterable[Sequence[Output]], source_folde
         source_folder: The model folder of which the files without weights are copied.
 
     Raises:
-        CheckpointError: It has not.
+        CheckpointWriteError: It has not.
     """
     needed = sum(len(_header(held)) + sum(one.nbytes for one in held) for held in shards)
     needed += sum(path.stat().st_size for path in companions(source_folder))
     place = next(parent for parent in folder.absolute().parents if parent.is_dir())
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"{folder} cannot be written: it needs {needed:,} bytes, and {free:,} are free in {place}. Free some, or"
             " choose another DIR."
         )

@@ -15,7 +15,7 @@ from slime.cli.preflight import preflight, unwritable
 from slime.cli.preflight_model import ModelFacts, read_model, weight_problems
 from slime.cli.train import make_run_folder, run_folder
 from slime.config.assemble import stop_on
-from slime.errors import CheckpointWriteError, ConfigError
+from slime.errors import CheckpointError, ConfigError
 from slime.registry.plugin_set import load_plugins
 from slime.run.checkpoint.files import digest_of_json, read_json_object
 from slime.run.checkpoint.read import STATE, Checkpoint, read_checkpoint
@@ -150,12 +150,12 @@ def _to_megatron(request: EvalRequest, root: Path, *, verify: bool) -> int:
 
 
 def _compare(checkpoint: Checkpoint, model: ModelFacts) -> None:
-    """Compare every number of a checkpoint with the model that it was made from. Raises `CheckpointWriteError`."""
+    """Compare every number of a checkpoint with the model that it was made from. Raises `CheckpointError`."""
     conversion, back = _of_model_folder(model), _of_checkpoint(checkpoint, model)
     for tensor in back.tensors:
         expected, found = conversion.read(tensor.name), back.read(tensor.name)
         if not found.equal(expected.to(found.dtype)):
-            raise CheckpointWriteError(f"{checkpoint.path}: {tensor.name} differs from that in {model.folder}")
+            raise CheckpointError(f"{checkpoint.path}: {tensor.name} differs from that in {model.folder}")
 
 
 def _model(request: EvalRequest, folder: Path) -> ModelFacts:

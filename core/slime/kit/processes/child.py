@@ -109,7 +109,10 @@ def end_with_parent() -> None:
 
 def describe_exit(status: int) -> str:
     """`ended with exit code 3`, or `was killed by SIGSEGV`."""
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+    if status >= 0:
+        return f"ended with exit code {status}"
+    names = {number.value: number.name for number in signal.Signals}  # most real-time signals have none
+    return f"was killed by {names.get(-status, f'signal {-status}')}"
 
 
 def living_members(group: int) -> list[int]:

@@ -65,9 +65,13 @@ class Checkpoint(BaseModel):
 
     @property
     def place(self) -> Path:
-        """Its folder, by the name under which it is found: a killed run may have moved it aside."""
+        """Its folder, by the name under which it is found: a killed run may have moved it aside.
+
+        That of a link with another name is where it leads.
+        """
         aside = _ASIDE.fullmatch(self.path.name)
-        return self.path if aside is None else self.path.with_name(aside[1])
+        place, target = self.path if aside is None else self.path.with_name(aside[1]), self.path.resolve()
+        return target if IS_CHECKPOINT(target.name) and not IS_CHECKPOINT(place.name) else place
 
     @property
     def trainer_part(self) -> Path:
@@ -161,7 +165,10 @@ class Checkpoint(BaseModel):
         algorithm = config.algorithm
         if not (algorithm.use_kl_loss or algorithm.kl_coef) or (self.trainer_part / "reference").is_dir():
             return None
-        was, now = (one.checkpoint.ref_load or one.checkpoint.hf_checkpoint for one in (self.config, config))
+        try:
+            was, now = (one.checkpoint.ref_load or one.checkpoint.hf_checkpoint for one in (self.config, config))
+        except ConfigError:  # saved by another version of slime
+            return None
         if was == now:
             return None
         return (
@@ -265,10 +272,11 @@ def checkpoints_in(root: Path) -> list[Path]:
 
 def later_checkpoints(config: RunConfig, start: Checkpoint) -> list[Path]:
     """What was saved after `start` in its folder, newest first, if a run with `config` saves there too."""
-    root, save = start.place.parent, config.checkpoint.save
-    if save is None or Path(save).resolve() != root.resolve():
-        return []
-    return [path for path in checkpoints_in(root) if _number(path.name) > start.rollouts_done]
+    save = config.checkpoint.save
+    for root in (start.place.parent, start.place.resolve().parent):  # --load may name a link
+        if save is not None and Path(save).resolve() == root.resolve():
+            return [path for path in checkpoints_in(root) if _number(path.name) > start.rollouts_done]
+    return []
 
 
 def _number(name: str) -> int:

@@ -250,17 +250,27 @@ def set_aside_later(config: RunConfig, start: Checkpoint) -> Path | None:
     later = later_checkpoints(config, start)
     if not later:
         return None
-    root = start.place.parent
+    root = later[0].parent
     aside = next(folder for n in itertools.count(1) if not (folder := root / f"abandoned_{n}").exists())
     with writing(aside):
         # First, so that a run which is killed now does not go on from one of them.
         point_latest(root, start.place.name)
         make_folder(aside)
         for path in later:
-            (standing(path) or path).rename(aside / path.name)
+            _move(path, aside)
+            _move(path.with_name(f".{path.name}.replaced"), aside)
         sync_folder(aside)
         sync_folder(root)
     return aside
+
+
+def _move(path: Path, folder: Path) -> None:
+    """Move a checkpoint into a folder, if it is there. A link still leads where it did."""
+    if path.is_symlink():
+        (folder / path.name).symlink_to(path.parent.resolve() / path.readlink())
+        path.unlink()
+    elif path.exists():
+        path.rename(folder / path.name)
 
 
 # --- a run's checkpoints ----------------------------------------------------------------------------
