@@ -11,7 +11,7 @@ import pytest
 
 from slime.config.options import DataOptions, RolloutOptions
 from slime.config.run_config import RunConfig
-from slime.errors import DataError
+from slime.errors import CheckpointError, DataError
 from slime.plugin import Group, Status
 from slime.registry.plugin_set import survey_plugins
 from slime.rollout.boundaries import CheckedSource
@@ -110,6 +110,31 @@ def test_without_a_key_the_length_of_the_prompt_is_its_difficulty(make: Any) -> 
     assert {len(group.samples[0].tokens) for group in make(difficulty_key=None).take(8)} == {4}
 
 
+def test_by_length_no_prompt_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "spread.jsonl"
+    rows = [{"prompt": "x" * (1 + n * 37 % 400), "label": ""} for n in range(400)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    source = _builder(path, tmp_path)(difficulty_key=None, pool=16)
+    taken = [len(group.samples[0].prompt) for _ in range(100) for group in source.take(4)]
+    assert source.metrics()["curriculum/passed_over"] == 0
+    assert len(set(taken)) > 380, "each prompt comes once an epoch, except those still in the pool"
+    assert taken[:4] == sorted(1 + n * 37 % 400 for n in range(20))[:4]
+
+
+@pytest.mark.parametrize(("bad", "where"), [(0, 1), (37, 38)])
+def test_the_check_at_the_start_reads_blocks(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, where: int
+) -> None:
+    monkeypatch.setattr("slime.kit.readers.prompt_file.PromptFile.__getitem__", None)
+    make()
+    path = tmp_path / "prompts.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[bad] = lines[bad].replace("hard", "soft")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(DataError, match=rf"prompts\.jsonl:{where} has no 'hard' in its metadata"):
+        make()
+
+
 def test_a_row_without_difficulty_is_named_before_the_first_prompt_is_taken(make: Any) -> None:
     with pytest.raises(DataError, match=r"prompts\.jsonl:1 has no 'had' in its metadata .* Did you mean hard\?"):
         make(difficulty_key="had")
@@ -142,6 +167,20 @@ def test_a_level_without_prompts_takes_the_nearest_and_reads_a_bounded_number(ma
         before = source.metrics()["curriculum/passed_over"]
         assert {group.samples[0].metadata["sparse"] for group in source.take(4)} == {1}
         assert source.metrics()["curriculum/passed_over"] - before <= 8 * (16 + 4) + 4
+
+
+def test_a_state_of_before_the_metrics_resumes(make: Any) -> None:
+    source = make()
+    source.take(4)
+    state = json.loads(json.dumps(source.state_dict()))
+    old = {key: value for key, value in state.items() if key not in ("difficulty", "passed_over")} | {"format": 1}
+    resumed = make()
+    resumed.load_state_dict(old)
+    assert "curriculum/difficulty" not in resumed.metrics()
+    assert resumed.metrics()["curriculum/passed_over"] == 0
+    assert resumed.take(6) == source.take(6)
+    with pytest.raises(CheckpointError, match="has format 3, expected 2"):
+        make().load_state_dict(state | {"format": 3})
 
 
 def test_a_resumed_run_restores_level_window_and_pool(make: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slime.errors import CheckpointError, DataError, did_you_mean
@@ -24,7 +24,9 @@ class Curriculum:
     - A prompt is of the level if it is at most half a `step` away. While the pool has too few of these, the prompts
       that are farthest away are passed over, and others are read in their place: at most 8 times as many as the pool
       and the batch have together. Those passed over come again in the next epoch.
-    - The difficulty of a prompt is the number at `difficulty_key` in its metadata, or its length in tokens.
+    - The difficulty of a prompt is the number at `difficulty_key` in its metadata, or its length in tokens. Lengths are
+      so many that few prompts have that of the level, so by length only the pool is ordered, and no prompt is passed
+      over.
     - The level starts at `start`, by default the lowest difficulty in the first pool. The pass rate is the share of
       `window` scored samples whose reward is at least `passed`. If it is above `raise_above`, the level goes up by
       `step`; if it is below `lower_below`, it goes down. It stays within the difficulties seen so far.
@@ -46,8 +48,8 @@ class Curriculum:
         self._difficulty: float | None = None
         #: prompts that were read and not taken, because others were nearer to the level
         self._passed_over = 0
-        for row in self._prompts.checked_rows() if options.difficulty_key is not None else ():
-            self._stated(row.metadata, row.where)
+        for row, where in self._prompts.checked_rows() if options.difficulty_key is not None else ():
+            self._stated(row.metadata, where)
 
     def take(self, n: int) -> list[Group]:
         """The `n` prompts of the pool that are nearest to the level, nearest first."""
@@ -56,7 +58,7 @@ class Curriculum:
         if self._level is None:
             self._level = self._range[0] if self._range else 0.0
         self._pool.sort(key=self._distance)
-        left = _EXCHANGES * (options.pool + n)
+        left = 0 if options.difficulty_key is None else _EXCHANGES * (options.pool + n)
         while n and options.pool and left > 0 and self._distance(self._pool[n - 1])[0] > options.step / 2:
             exchanged = min(max(n, options.pool // 4), options.pool)
             del self._pool[len(self._pool) - exchanged :]
@@ -132,7 +134,7 @@ class Curriculum:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state`."""
-        if state.get("format") != _FORMAT:
+        if state.get("format") not in (1, _FORMAT):  # 1 has no values for metrics
             raise CheckpointError(f"the curriculum's state has format {state.get('format')!r}, expected {_FORMAT}")
         self._prompts.load_state_dict(state["prompts"])
         pool = [[Sample.from_dict(row) for row in rows] for rows in state["pool"]]
@@ -140,23 +142,23 @@ class Curriculum:
         self._level, self._rate = state["level"], state["rate"]
         self._range = None if state["range"] is None else (state["range"][0], state["range"][1])
         self._seen, self._passed = state["seen"], state["passed"]
-        self._difficulty, self._passed_over = state["difficulty"], state["passed_over"]
+        self._difficulty, self._passed_over = state.get("difficulty"), state.get("passed_over", 0)
 
     def _difficulty_of(self, group: Group) -> float:
         sample = group.samples[0]
         if self._options.difficulty_key is None:
             return float(len(sample.tokens))
-        return self._stated(sample.metadata, f"prompt {group.index} ({str(sample.prompt)[:60]!r})")
+        return self._stated(sample.metadata, lambda: f"prompt {group.index} ({str(sample.prompt)[:60]!r})")
 
-    def _stated(self, metadata: Mapping[str, Any], where: str) -> float:
-        """The difficulty that a row states."""
+    def _stated(self, metadata: Mapping[str, Any], where: Callable[[], str]) -> float:
+        """The difficulty that a row states; `where` locates it for an error."""
         key = str(self._options.difficulty_key)
         value = find(metadata, key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             got = f"no {key!r}" if value is ABSENT else f"{key!r} = {value!r}"
             keys = ", ".join(map(repr, metadata)) or "none"
             raise DataError(
-                f"{where} has {got} in its metadata (--metadata-key), whose keys are {keys}; the data source curriculum"
-                f" expects a number (--data-source.difficulty-key).{did_you_mean(key, paths(metadata))}"
+                f"{where()} has {got} in its metadata (--metadata-key), whose keys are {keys}; the data source"
+                f" curriculum expects a number (--data-source.difficulty-key).{did_you_mean(key, paths(metadata))}"
             )
         return float(value)

@@ -51,7 +51,7 @@ class CurriculumOptions(Options):
     step: float = Field(
         default=1.0,
         gt=0,
-        description="step by which the level moves up or down; prompts within half a step are of the level",
+        description="step by which the level moves; with a difficulty key, prompts within half a step are of the level",
     )
     raise_above: float = Field(default=0.7, ge=0, le=1, description="pass rate above which the level goes up")
     lower_below: float = Field(default=0.2, ge=0, le=1, description="pass rate below which the level goes down")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 from slime.errors import CheckpointError, ConfigError
@@ -44,9 +45,15 @@ class Prompts:
         """The next `n` prompts of the files."""
         return [self._group(self._feed.next()) for _ in range(n)]
 
-    def checked_rows(self) -> Iterator[PromptRow]:
-        """All rows in the order of the files; of a stream, none. Taking prompts is not affected."""
-        return (row for file in self._feed.files for row in file)
+    def checked_rows(self) -> Iterator[tuple[PromptRow, Callable[[], str]]]:
+        """Usable rows in the order of the files, each with what finds its place, which may read the file.
+
+        Of a stream, none. Taking prompts is not affected.
+        """
+        for file in self._feed.files:
+            for position, row in file.reader.scan():
+                if isinstance(row, PromptRow):
+                    yield row, partial(file.reader.where, position)
 
     def metrics(self) -> dict[str, float]:
         """`data/...`: epochs started, and rows skipped since the run began."""
