@@ -170,6 +170,21 @@ def test_only_a_sample_of_a_large_file_is_read(tmp_path: Path, monkeypatch: pyte
     )
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_sparse_metadata_of_a_large_file_may_lie_outside_the_sample(
+    dry_run: Slime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    rows: list[Any] = [{"prompt": "x", "label": "1", "info": None} for n in range(5000)]
+    rows[-1]["info"] = {"k": 1}
+    path = write_rows(tmp_path, kind, rows)
+    words = ("--prompt-data", str(path), "--metadata-key", "info")
+    assert dry_run(*words).code == 0
+    monkeypatch.setattr(preflight_data, "WHOLE", 2)
+    monkeypatch.setattr(preflight_data, "SAMPLED", 2)
+    assert dry_run(*words).code == 0
+    assert "no row has metadata under the key 'inf'" in dry_run(*words[:-1], "inf").err
+
+
 def test_only_the_beginning_of_a_large_gzip_file_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_data, "WHOLE", 2)
     text = "".join(json.dumps(row) + "\n" for row in numbered(20_000))

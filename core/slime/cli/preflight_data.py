@@ -136,7 +136,9 @@ def check_data(
         optional.append((columns.metadata_key, "--metadata-key", "metadata", [one.with_metadata for one in facts]))
     for key, flag, what, counts in optional:
         if key is not None and not any(counts) and not (prompts.evaluation and what == "tools"):
-            names = facts[0].names
+            names = list(dict.fromkeys(name for one in facts for name in one.names))
+            if key in names and any(one.sampled is not None for one in facts):
+                continue  # rows outside the sample may have them
             listed = ", ".join(map(repr, names)) or "none"
             raise DataError(
                 f"{', '.join(prompts.files)}: no row has {what} under the key {key!r} ({flag}). Keys of the rows:"

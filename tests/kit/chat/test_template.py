@@ -111,6 +111,20 @@ def test_text_before_the_end_of_a_turn_does_not_end_it_twice() -> None:
     assert tokenizer.decode(new) == f" {EOS}[INST] 4 [/INST]"
 
 
+@pytest.mark.parametrize("role", [START, f"{START}user\n"])
+def test_the_marker_of_a_role_is_not_the_end_of_an_answer(role: str) -> None:
+    tokenizer = make_bpe_tokenizer("plain")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ ('<think>' if m.role == 'assistant' else ROLE) + m.content }}"
+        "{% if loop.last and m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<think>' }}{% endif %}"
+    ).replace("ROLE", repr(role))
+    template, eos = ChatTemplate(tokenizer), tokenizer.convert_tokens_to_ids(EOS)
+    for answer in ([50], [50, eos]):
+        new = template.continuation([{"role": "user", "content": "hi"}], answer)
+        assert tokenizer.decode(new) == f"{role}hi<think>"
+
+
 def test_only_trusted_prompts_may_have_control_tokens() -> None:
     tokenizer = make_bpe_tokenizer("plain")
     template = ChatTemplate(tokenizer)

@@ -144,6 +144,7 @@ CHAT = [{"content": 'say "hi"', "role": "user"}]
         json.dumps([{"from": "human", "value": "a"}]),
         json.dumps({"messages": CHAT}),
         json.dumps(CHAT[0]),
+        json.dumps([{"from": "GPT", "value": None}, {"role": "user", "content": [{"type": "text", "text": "a"}]}]),
         str(CHAT),
         str([{"role": "user", "content": "it's"}]),
         "[{'role': 'user', 'content': 'a'}\n {'role': 'assistant', 'content': 'b'}]",
@@ -164,6 +165,13 @@ def test_a_chat_as_text_is_refused(tmp_path: Path, prompt: str) -> None:
         "[]",
         "[x]",
         "{}",
+        '{"from": "km", "to": "miles", "value": 5}',
+        "{'from': 'km', 'to': 'miles', 'value': 5}",
+        '[{"from": "A", "to": "B", "value": 3}]',
+        "[{'from': 'A', 'to': 'B', 'value': '3'}]",
+        '{"role": "admin", "content": "x"}',
+        '{"role": "user", "content": 5}',
+        "{'role': 'user', 'content': 5}",
     ],
 )
 def test_a_question_about_data_is_text(tmp_path: Path, prompt: str) -> None:
@@ -177,9 +185,9 @@ def test_a_question_about_data_is_text(tmp_path: Path, prompt: str) -> None:
     ("template", "chat", "message"),
     [
         (
-            CHATML,
-            [{"role": "critic", "content": "a"}],
-            "message 0 has the role 'critic', which the chat",
+            "{% for m in messages %}{{ 'A:' if m.role == 'assistant' else 'Q:' }}{{ m.content }}{% endfor %}>",
+            [user("q"), {"role": "critic", "content": "a"}],
+            "message 1 has the role 'critic', which the chat template does not name or print",
         ),
         (
             "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}>",
@@ -203,6 +211,8 @@ def test_a_prompt_that_loses_a_message_is_refused(template: str, chat: list[dict
     ("template", "chat", "expected"),
     [
         ("{% if messages[0].role == 'critic' %}C{{ messages[0].content }}{% endif %}", "critic", "Cq /think"),
+        (CHATML, "environment", "<|im_start|>environment\nq /think<|im_end|>\n<|im_start|>assistant"),
+        ("{{ messages[0].role | upper }}: {{ messages[0].content }}", "critic", "CRITIC: q /think"),
         ("{{ messages[0].content.replace('/think', '') }}>", "user", "q >"),
         ("{{ messages[0].content | tojson }}>", "tool", '"q /think">'),
         ("{{ messages[0].content | trim | upper }}{{ messages[0].content }}", "user", "Q /THINKq /think"),

@@ -74,6 +74,7 @@ def test_numbers_in_metadata_keep_their_digits(tmp_path: Path, value: Any) -> No
         (pa.array([0.1, 2.5, 1.0], pa.float32()), ["0.1", "2.5", "1"]),
         (pa.array([0.1, 1.0], pa.float16()), ["0.1", "1"]),
         (pa.array([1.0, 0.1, -3.0, 2.0**53]), ["1", "0.1", "-3", "9007199254740992"]),
+        (pa.array([6.022e23, 1.5e16, -5.97e24, 1e20]), ["6.022e+23", "1.5e+16", "-5.97e+24", "1e+20"]),
         (pa.array([1, -2], pa.int8()), ["1", "-2"]),
         (pa.array([2**64 - 1], pa.uint64()), ["18446744073709551615"]),
         (pa.array([Decimal(FIB_100)], pa.decimal128(38, 0)), [str(FIB_100)]),
@@ -128,8 +129,8 @@ def test_metadata_of_a_table_is_json(tmp_path: Path, kind: str) -> None:
     ("column", "message"),
     [
         (pa.array([float("nan")]), "row 0: 'label' is null"),
-        (pa.array([1e20]), r"row 0: 'label' is the float 1e\+20, whose last digits"),
-        (pa.array([float("inf")]), "row 0: 'label' is the float inf"),
+        (pa.array([1.2345678901234567e19]), r"row 0: 'label' is the float 1\.2345678901234567e\+19, whose last digits"),
+        (pa.array([float("inf")]), "row 0: 'label' is infinity, expected a number"),
         (pa.array([True]), "row 0: 'label' is a boolean"),
         (pa.array([b"1"]), "row 0: 'label' is a bytes"),
     ],
@@ -137,6 +138,40 @@ def test_metadata_of_a_table_is_json(tmp_path: Path, kind: str) -> None:
 def test_a_label_that_is_not_known_is_refused(tmp_path: Path, column: pa.Array, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_table(tmp_path, "parquet", label=column)
+
+
+def test_a_large_float_is_no_integer_that_lost_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets.config
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "d"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"prompt": "q", "label": 6.022e23, "metadata": {"n": [5.97e24]}}\n')
+    [row] = PromptFile(folder, input_key="prompt", label_key="label")
+    assert (row.label, row.metadata) == ("6.022e+23", {"n": [5.97e24]})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "folder"])
+def test_what_is_beside_a_used_field_may_be_anything(tmp_path: Path, kind: str) -> None:
+    extra = {
+        "answer": Decimal("1.50"),
+        "image": b"x",
+        "far": float("inf"),
+        "meta": {"day": datetime.date(2024, 2, 29)},
+    }
+    table = pa.table({"prompt": ["q"], "extra": [extra]})
+    path = tmp_path / "t"
+    if kind == "parquet":
+        pq.write_table(table, path := tmp_path / "t.parquet")
+    else:
+        import datasets
+
+        datasets.Dataset(table).save_to_disk(path)
+    keys: dict[str, Any] = {"input_key": "prompt", "label_key": "extra.answer"}
+    [row] = PromptFile(path, **keys, metadata_key="extra.meta")
+    assert (row.label, row.metadata) == ("1.50", {"day": "2024-02-29"})
+    with pytest.raises(DataError, match="row 0: 'extra' cannot be stored as JSON"):
+        PromptFile(path, **keys, metadata_key="extra")
 
 
 def test_metadata_without_bounds_is_refused(tmp_path: Path) -> None:
@@ -162,6 +197,55 @@ def test_metadata_without_bounds_is_refused(tmp_path: Path) -> None:
 def test_a_line_of_which_readers_disagree_is_refused(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"p\.jsonl:2 .*{message}"):
         read_text(tmp_path, '{"prompt": "a", "label": "b"}', f'{{"prompt": "q", {line}}}')
+
+
+LARGE = '{"prompt": "18446744073709551616 NaN 1e400", "label": 18446744073709551616, "metadata": '
+
+
+@pytest.mark.parametrize(
+    ("metadata", "mark"),
+    [
+        ('{"s": "1e400", "n": 1e400}', "1e400}"),
+        ('{"s": "\\"NaN", "n": [1, NaN]}', "NaN]"),
+        ('{"n": -Infinity}', "-Inf"),
+        ('{"n": ' + "1" * 5000 + "}", "1" * 5000),
+        (r'{"s": "\\ud800 \ud83d\ude00 é", "n": "\ude00"}', r'\ude00"}'),
+        ("[" * 5000 + "]" * 5000, "[]"),
+    ],
+)
+def test_the_column_of_what_is_wrong_is_named(tmp_path: Path, metadata: str, mark: str) -> None:
+    line = f"{LARGE}{metadata}}}"
+    with pytest.raises(DataError, match=rf"at column {line.rindex(mark) + 1}: "):
+        read_text(tmp_path, line)
+
+
+@pytest.mark.parametrize("label", ["1", "1" * 20])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"tool_key": "extra.name"}, None),
+        ({"tool_key": "other.again"}, "has the key 'again' twice in one object"),
+        ({"metadata_key": "again"}, "has the key 'again' twice in one object"),
+    ],
+)
+def test_only_keys_that_are_read_may_not_be_there_twice(
+    tmp_path: Path, label: str, keys: dict[str, str], message: str | None
+) -> None:
+    name = '"extra": {"name": [{"name": "f"}, {"name": "g"}]}, "other": {"again": null, "again": null}'
+    line = f'{{"prompt": "q", "label": {label}, {name}}}'
+    if message is None:
+        [row] = read_text(tmp_path, line, **keys)
+        assert row.tools == [{"name": "f"}, {"name": "g"}]
+    else:
+        with pytest.raises(DataError, match=message):
+            read_text(tmp_path, line, **keys)
+
+
+def test_a_row_without_repeated_keys_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime.kit.readers.json_text.json.loads", None)
+    line = '{"prompt": "q", "label": "1", "extra": {"name": [{"name": "f"}, {"name": "g"}]}}'
+    [row] = read_text(tmp_path, line, tool_key="extra.name")
+    assert row.tools == [{"name": "f"}, {"name": "g"}]
 
 
 def test_marks_and_line_ends_of_other_systems_are_no_content(tmp_path: Path) -> None:

@@ -183,13 +183,21 @@ class ChatTemplate:
         end = self._after_placeholder(self._render(before, generation_prompt=False))
         # Some templates close the last message differently, so only the common beginning counts, or else the control
         # token with which they close earlier ones.
+        asked = {"role": "user", "content": _PROBE}
         try:
-            later = self._after_placeholder(self._render([*before, {"role": "user", "content": "-"}]))
+            later = self._after_placeholder(self._render([*before, asked]))
         except ValueError:
             return end
         common = self._common(end, later)
         token = self._special.match(later) if end and not common and self._special is not None else None
-        return common if token is None else token[0]
+        if token is None:
+            return common
+        # The token may as well begin the next message: then it is all that stands before the content, or stands there
+        # in the first message too.
+        opening, _, _ = later.partition(_PROBE)
+        first, _, _ = self._render([asked]).partition(_PROBE)
+        begins = first.endswith(opening) and self._tokenizer.convert_tokens_to_ids(token[0]) not in self._codec.ends
+        return token[0] if opening[token.end() :].strip() and not begins else common
 
     @cached_property
     def _end_tokens(self) -> list[int]:

@@ -49,9 +49,8 @@ class JsonLines(Reader):
         self._path = path
         self._start, self._end = 0, os.stat(path).st_size
         self._newlines = array("q", [0])
-        keys = (columns.input_key, columns.label_key, columns.metadata_key, columns.tool_key)
-        #: the keys that are read, and the parts of paths, in quotes
-        self._quoted = [f'"{part}"'.encode() for key in keys if key is not None for part in {key, *key.split(".")}]
+        #: the keys that are read, and the parts of paths
+        self._keys = list(dict.fromkeys(part for key in columns.used({}) for part in (key, *key.split("."))))
 
     def cut(self, source: PromptSource) -> None:
         """Use only the rows of the slice. Reads the file at most twice, in constant memory. Raises `DataError`."""
@@ -160,7 +159,7 @@ class JsonLines(Reader):
             return BadRow(f" is not UTF-8: {wrong.reason} at byte {wrong.start} of the line: {_excerpt(line)}")
         if line.count(b"[") + line.count(b"{") > _BRACKETS and _too_deep(value):
             return BadRow(f" has lists or objects that are nested more than {_DEEPEST} levels deep")
-        if isinstance(value, dict) and (twice := repeated_key(text, self._quoted)) is not None:
+        if isinstance(value, dict) and (twice := repeated_key(text, value, self._keys)) is not None:
             return BadRow(f" has the key {twice!r} twice in one object, and only one value can count: remove the other")
         label_key = self.columns.label_key
         if label_key is not None and isinstance(value, dict) and isinstance(find(value, label_key), float):

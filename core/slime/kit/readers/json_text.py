@@ -6,7 +6,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
+from contextlib import suppress
 from json import JSONDecodeError
 from typing import Any
 
@@ -16,6 +17,10 @@ import orjson
 #: expression for it would take longer than reading the text.
 _LONG = b"0" * 19
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
+#: a string of JSON
+_STRING = r'"(?:[^"\\]|\\.)*+"'
+#: an escape; its group is half of a surrogate pair
+_ESCAPE = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.")
 _NO_NUMBER = re.compile(r"(?:-?Infinity|NaN)")
 
 
@@ -41,54 +46,72 @@ def parsed(text: bytes) -> Any:
 def _exactly(text: str) -> Any:
     """What the standard library reads, which is slower and keeps all digits, within what orjson accepts."""
 
-    def refuse(message: str) -> JSONDecodeError:
-        return JSONDecodeError(message, text, 0)
+    def refuse(message: str, token: str) -> JSONDecodeError:
+        found = re.finditer(rf"{_STRING}|(?<![\w.+-]){re.escape(token)}(?![\w.+-])", text)
+        return JSONDecodeError(message, text, next((one.start() for one in found if one[0] == token), 0))
 
     def integer(digits: str) -> int:
         try:
             return int(digits)
         except ValueError:  # Python reads some thousand digits
-            raise refuse(f"a number of {len(digits)} digits is too long: write it as a string") from None
+            raise refuse(f"a number of {len(digits)} digits is too long: write it as a string", digits) from None
 
     def number(digits: str) -> float:
         if math.isinf(value := float(digits)):
-            raise refuse("number is infinity when parsed as double: write it as a string")
+            raise refuse("number is infinity when parsed as double: write it as a string", digits)
         return value
 
     def constant(name: str) -> None:
-        raise refuse(_no_constant(name))
+        raise refuse(_no_constant(name), name)
 
     try:
         value = json.loads(text, parse_int=integer, parse_float=number, parse_constant=constant)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise refuse("depth limit exceeded") from None
+        raise JSONDecodeError("depth limit exceeded", text, _deepest(text)) from None
     except UnicodeEncodeError:
-        raise refuse("half of a surrogate pair in a string") from None
+        half = next(found.start() for found in _ESCAPE.finditer(text) if found[1])
+        raise JSONDecodeError("half of a surrogate pair in a string", text, half) from None
     return value
+
+
+def _deepest(text: str) -> int:
+    """Position of the bracket that is nested deepest."""
+    depth = deepest = position = 0
+    for found in re.finditer(rf"{_STRING}|[\[\]{{}}]", text):
+        depth += (found[0] in "[{") - (found[0] in "]}")
+        if depth > deepest:
+            deepest, position = depth, found.start()
+    return position
 
 
 def _no_constant(name: str) -> str:
     return f"JSON has no {name}: write null, or a string"
 
 
-def repeated_key(text: bytes, quoted: Sequence[bytes]) -> str | None:
-    """A key that an object of valid JSON text has twice, so that readers disagree on its value.
+def repeated_key(text: bytes, value: Any, keys: Collection[str]) -> str | None:
+    """One of `keys` that an object of JSON text has twice, so that readers disagree on its value.
 
     Args:
         text: The text.
-        quoted: Keys in quotes. Only if one of them occurs twice, objects are looked at, which takes longer.
+        value: Its value, in which an object has each key once.
+        keys: The keys to look for.
     """
-    for key in quoted:
-        if text.count(key) > 1:
-            break
-    else:
+    quoted = [one for key in keys if text.count(one := f'"{key}"'.encode()) > 1]
+    if not quoted:
         return None
+    # Most rows have such a key in several objects: the value has it as often as the text then, and writing the value
+    # takes less time than looking at all objects.
+    with suppress(TypeError):  # an integer of more than 64 bits
+        written = orjson.dumps(value)
+        if all(written.count(one) >= text.count(one) for one in quoted):
+            return None
     twice: list[str] = []
 
     def look(pairs: list[tuple[str, Any]]) -> None:
-        twice.extend(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        counted = Counter(name for name, _ in pairs)
+        twice.extend(name for name in keys if counted[name] > 1)
 
     json.loads(text, object_pairs_hook=look, parse_int=str)
     return twice[0] if twice else None

@@ -90,8 +90,10 @@ def _text(content: Any, place: str) -> str:
     return "".join(texts)
 
 
-#: the beginning of a chat as Python and numpy print it
+#: the beginning of a chat as Python and numpy print it, its roles, and the beginnings of its contents
 _PRINTED = re.compile(r"\[?\s*\{\s*'(?:role|content|from|value)'\s*:")
+_PRINTED_ROLES = re.compile(r"'(?:role|from)'\s*:\s*'([^']*)'")
+_PRINTED_CONTENT = re.compile(r"'(?:content|value)'\s*:\s*(?:['\"\[]|None\b|array\()")
 
 
 def is_chat_text(text: str) -> bool:
@@ -102,16 +104,19 @@ def is_chat_text(text: str) -> bool:
     try:
         value = orjson.loads(stripped)
     except orjson.JSONDecodeError:
-        return _PRINTED.match(stripped) is not None and any(
-            all(f"'{key}':" in stripped for key in keys) for keys in (("role", "content"), ("from", "value"))
-        )
+        roles = _PRINTED_ROLES.findall(stripped) if _PRINTED.match(stripped) else []
+        return bool(roles) and all(map(_known, roles)) and _PRINTED_CONTENT.search(stripped) is not None
     if isinstance(value, dict):
         value = next((value[key] for key in ("messages", "conversations", "conversation") if key in value), [value])
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(one, dict) and (one.keys() >= {"role", "content"} or one.keys() >= {"from", "value"})
-            for one in value
-        )
+    return isinstance(value, list) and bool(value) and all(map(_looks_like_message, value))
+
+
+def _known(role: object) -> bool:
+    return isinstance(role, str) and (role.strip().lower() in ROLES or role.strip().lower() in _SAME_ROLES)
+
+
+def _looks_like_message(value: object) -> bool:
+    return isinstance(value, dict) and any(
+        _known(value.get(role)) and content in value and isinstance(value[content], str | list | None)
+        for role, content in (("role", "content"), ("from", "value"))
     )

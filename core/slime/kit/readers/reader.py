@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime.kit.readers.keys import RowError, find, paths
+from slime.kit.readers.keys import ABSENT, RowError, find, paths
 from slime.kit.readers.prompt_source import PromptSource
 from slime.kit.readers.rows import Columns, PromptRow
 from slime.kit.readers.table_values import has_short_floats, json_value, shortest, without_nulls
@@ -174,18 +174,21 @@ class TableReader(Reader):
     def _row(self, values: dict[str, Any]) -> PromptRow | BadRow:
         """A row as a file of JSON would have it."""
         columns = self.columns
-        row = {}
-        for name, value in values.items():
+        row = dict(values)
+        # What is beside a used field in the same column may be anything.
+        for key in columns.used(values):
+            if (found := find(values, key)) is ABSENT:
+                continue
             try:
-                row[name] = json_value(value)
+                row[key] = json_value(found)
             except TypeError as error:
-                if name in (columns.metadata_key, columns.metadata_key.partition(".")[0]):
-                    return BadRow(f": {columns.metadata_key!r} cannot be stored as JSON: {error}")
-                row[name] = value
+                if key == columns.metadata_key:
+                    return BadRow(f": {key!r} cannot be stored as JSON: {error}")
+                row[key] = found
         # A table stores null for a field that a message or schema does not have.
-        for key, keep in ((columns.input_key, "content"), (columns.tool_key, None)):
-            if key is not None and isinstance(found := find(row, key), list):
-                row[key] = without_nulls(found, keep)
+        for name, keep in ((columns.input_key, "content"), (columns.tool_key, None)):
+            if name is not None and isinstance(found := find(row, name), list):
+                row[name] = without_nulls(found, keep)
         return self.checked(row)
 
 

@@ -12,9 +12,10 @@ from slime.errors import json_type
 from slime.kit.readers.json_text import parsed
 from slime.kit.readers.keys import ABSENT, RowError, column_of, find, missing_key, no_column
 from slime.kit.readers.messages import checked_chat, is_chat_text
+from slime.kit.readers.table_values import may_have_lost_digits
 
 _CHAT = '[{"role": "user", "content": "..."}]'
-#: whole numbers up to this one have a float of their own
+#: whole numbers up to this one have a float of their own, and are written without an exponent
 _EXACT = 2**53
 
 
@@ -36,6 +37,11 @@ class Columns:
         """The row as slime uses it. Raises `RowError`."""
         return check_row(row, self)
 
+    def used(self, row: Mapping[str, Any]) -> list[str]:  # noqa: ARG002 - for columns that use whole rows
+        """The keys of a row that are used."""
+        keys = (self.input_key, self.label_key, self.metadata_key, self.tool_key)
+        return [key for key in keys if key is not None]
+
     def of_table(self, fields: Mapping[str, Any], table: str) -> list[str]:
         """Those of a table's columns that are read, given its `nested_fields`. Tools and metadata are optional.
 
@@ -45,8 +51,7 @@ class Columns:
         for key, flag in ((self.input_key, "--input-key"), (self.label_key, "--label-key")):
             if key is not None and column_of(fields, key) is None:
                 raise no_column(fields, key, flag, table)
-        keys = (self.input_key, self.label_key, self.metadata_key, self.tool_key)
-        wanted = {column_of(fields, key) for key in keys if key is not None}
+        wanted = {column_of(fields, key) for key in self.used(fields)}
         return [name for name in fields if name in wanted]
 
 
@@ -125,14 +130,14 @@ def _label(value: Any, key: str) -> str:
 
 def _label_of_float(value: float, key: str) -> str:
     """A float of a table as text. Whole numbers have no point: tables store integers as floats if some are missing."""
-    if math.isfinite(value) and not value.is_integer():
-        return str(value)
-    if abs(value) > _EXACT:
+    if math.isinf(value):
+        raise RowError(f": {key!r} is infinity, expected a number")
+    if may_have_lost_digits(value):
         raise RowError(
             f": {key!r} is the float {value!r}, whose last digits may be those of another number: a table keeps large"
             " integers as decimals or as text"
         )
-    return str(int(value))
+    return str(int(value)) if value.is_integer() and abs(value) <= _EXACT else repr(value)
 
 
 def _tools(value: Any, key: str) -> list[dict[str, Any]] | None:

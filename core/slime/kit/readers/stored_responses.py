@@ -99,6 +99,11 @@ class StoredColumns(Columns):
             entries=row,
         )
 
+    def used(self, row: Mapping[str, Any]) -> list[str]:
+        """All columns of a row, and the keys inside them: see `StoredRow.entries`."""
+        expected = () if self.expected_key is None else (self.expected_key,)
+        return [*row, *Columns.used(self, row), self.response_key, *expected]
+
     def of_table(self, fields: Mapping[str, Any], table: str) -> list[str]:
         """All columns of a table: see `StoredRow.entries`. Raises `DataError` if it lacks the responses."""
         for key, flag in self._required():

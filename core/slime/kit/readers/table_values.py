@@ -81,9 +81,18 @@ def shortest(value: Any, kind: Any) -> Any:
     return value
 
 
+def may_have_lost_digits(value: float) -> bool:
+    """Whether a float may have been an integer of more digits than a float holds.
+
+    Of 16 digits or more, the last may be another's. Fewer, as in 6.022e23, are those that were written.
+    """
+    large = value.is_integer() and abs(value) > 2**53
+    return large and len(Decimal(repr(value)).normalize().as_tuple().digits) >= 16
+
+
 def whole_beyond_floats(value: Any) -> float | None:
-    """A float in a value that may have been an integer of more digits than a float holds; None if there is none."""
+    """A float in a value that may have lost digits; None if there is none."""
     if isinstance(value, float):
-        return value if value.is_integer() and abs(value) > 2**53 else None
+        return value if may_have_lost_digits(value) else None
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return next((found for one in inner if (found := whole_beyond_floats(one)) is not None), None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: texts on which batch encoding must agree with single encoding
 _PROBES = ("Hello, world! 1+2=", " é\n\t<|end|> <s>x</s>", "")
-#: stands for a content in the question whether a template prints it
+#: stands for a content or role in the question whether a template prints it
 _MARK = "slime-content-4711"
 
 
@@ -191,10 +191,16 @@ def _render(
 
     for number, message in enumerate(messages):
         role = str(message.get("role"))
-        # A template that names no other role prints any, or none: in neither case was the model trained with it.
-        if role not in ROLES and isinstance(template, str) and not re.search(rf"['\"]{re.escape(role)}['\"]", template):
+        if role in ROLES or not isinstance(template, str) or re.search(rf"['\"]{re.escape(role)}['\"]", template):
+            continue
+        # A template that does not name the role may print any. Otherwise the message would pass for another role's.
+        marked = [*messages[:number], {**message, "role": _MARK}, *messages[number + 1 :]]
+        printed = False
+        with suppress(Exception):  # a template may refuse the mark
+            printed = _MARK in rendered(marked).lower()
+        if not printed:
             raise DataError(
-                f"message {number} has the role {role!r}, which the chat template does not name; expected"
+                f"message {number} has the role {role!r}, which the chat template does not name or print; expected"
                 f" {', '.join(ROLES)}"
             )
     try:
