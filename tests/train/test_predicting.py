@@ -268,7 +268,10 @@ def test_each_layer_is_weighted_and_counted_as_the_policy_is() -> None:
     ("stated", "refusal"),
     [
         ("--pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2", None),
-        ("--pipeline-model-parallel-layout E|t|t|tL", "--pipeline-model-parallel-layout exclude each other"),
+        (
+            "--pipeline-model-parallel-size 2 --actor-num-gpus-per-node 2 --pipeline-model-parallel-layout E|t|t|tL",
+            "--pipeline-model-parallel-layout exclude each other",
+        ),
         ("--context-parallel-size 2 --actor-num-gpus-per-node 2", "--context-parallel-size 2 exclude each other"),
         ("--lora-rank 4", "--enable-mtp-training and adapters .* exclude each other"),
         ("--mtp-loss-scaling-factor 0.5", None),
