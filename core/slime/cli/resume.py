@@ -200,7 +200,8 @@ def continued_notes(checked: Preflight, *, resumes: bool) -> Iterator[str]:
     start, config = checked.checkpoint, checked.config
     if start is None:
         return
-    saved, other = None, list[str]()
+    saved: RunConfig | None = None
+    other: list[str] = []
     try:
         saved = start.config
         other = list(_other_options(saved, config))
