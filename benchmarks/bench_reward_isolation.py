@@ -25,7 +25,7 @@ from slime.observe.timing import BusyClock
 from slime.plugin import RewardSpec
 from slime.registry.resolve import Use
 from slime.rollout.failures import Health
-from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
+from slime.rollout.scoring import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
 from slime.types import Sample, Status
 
 DISTRIBUTION = "bench_reward"

@@ -26,7 +26,7 @@ from slime.rollout.failures import Health
 from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import oldest_weights, rollout_metrics
-from slime.rollout.rewards import InLoopReward, Scorer, Term
+from slime.rollout.scoring import InLoopReward, Scorer, Term
 from slime.types import Group, Sample, Status
 
 GROUP_SIZE = 8

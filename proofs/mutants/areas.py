@@ -128,7 +128,7 @@ AREAS: dict[str, Area] = {
             "plugins/rewards/slime_rewards/math_answer.py",
             "plugins/rewards/slime_rewards/multiple_choice.py",
             "plugins/rewards/slime_rewards/code_tests.py",
-            "core/slime/rollout/rewards.py",
+            "core/slime/rollout/scoring.py",
         ),
         (
             (

@@ -24,7 +24,7 @@ from slime.observe.timing import BusyClock
 from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec, Reward, RewardSpec
 from slime.plugin.columns import BUILT_IN, check_columns
 from slime.registry.contracts import Snapshot, check_cut_short, check_generated
-from slime.rollout.rewards import Scorer
+from slime.rollout.scoring import Scorer
 from slime.rollout.train_batch import Ragged, TrainBatch
 from slime.run.checkpoint.files import read_rollout_part, write_rollout_part
 from slime.testing import assert_estimator_contract, assert_reward_contract

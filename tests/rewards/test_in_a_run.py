@@ -21,7 +21,7 @@ from slime.config.run_config import RunConfig
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, RewardSpec, SamplingParams
 from slime.rollout.record import Rollout
-from slime.rollout.rewards import Scorer
+from slime.rollout.scoring import Scorer
 from slime.run.rollout_process import RolloutProcess
 from slime.testing import make_sample, make_tokenizer
 from slime.types import Sample, Status

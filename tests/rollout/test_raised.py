@@ -20,7 +20,7 @@ from slime.errors.raised import Raised, naming
 from slime.plugin import Reward
 from slime.registry.function_path import run_file
 from slime.rollout.failures import Fault, fault_of
-from slime.rollout.rewards import InLoopReward
+from slime.rollout.scoring import InLoopReward
 from slime.types import Sample
 
 

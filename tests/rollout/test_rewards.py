@@ -22,7 +22,7 @@ from slime.config.run_config import RunConfig
 from slime.observe.timing import BusyClock
 from slime.plugin import Reward, RewardSpec
 from slime.registry.resolve import Use
-from slime.rollout.rewards import RewardJob, Scorer
+from slime.rollout.scoring import RewardJob, Scorer
 from slime.types import Sample, Status
 
 

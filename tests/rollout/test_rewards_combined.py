@@ -19,7 +19,7 @@ from slime.registry.plugin_set import load_plugins
 from slime.rollout.components import reward_workers, term_keys
 from slime.rollout.failures import PassiveChecks
 from slime.rollout.record import rollout_metrics
-from slime.rollout.rewards import Scorer
+from slime.rollout.scoring import Scorer
 from slime.types import Group, Sample, Status
 
 

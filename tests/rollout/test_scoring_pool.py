@@ -21,7 +21,7 @@ from slime.kit.processes import WorkerPool, living_members
 from slime.plugin import Reward
 from slime.registry.resolve import Use
 from slime.rollout.failures import Cause, Fault
-from slime.rollout.rewards import IsolatedReward, Result, RewardJob
+from slime.rollout.scoring import IsolatedReward, Result, RewardJob
 from slime.types import Sample, Status
 
 __all__ = ["bad_rewards", "install"]

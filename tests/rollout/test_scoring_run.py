@@ -167,7 +167,7 @@ import asyncio
 from pathlib import Path
 from slime.config import RunConfig
 from slime.registry.resolve import Use
-from slime.rollout.rewards import IsolatedReward, RewardJob
+from slime.rollout.scoring import IsolatedReward, RewardJob
 from slime.types import Sample
 
 async def main():

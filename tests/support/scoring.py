@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slime.plugin import RewardModel, RewardSpec
 from slime.rollout.failures import Health
-from slime.rollout.rewards import InLoopReward, Scorer, Term
+from slime.rollout.scoring import InLoopReward, Scorer, Term
 
 
 def health(

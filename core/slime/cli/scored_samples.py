@@ -28,7 +28,7 @@ from slime.registry.plugin_set import PluginSet
 from slime.registry.resolve import Resolved
 from slime.rollout.components import ComponentBuilder
 from slime.rollout.failures import PassiveChecks
-from slime.rollout.rewards import Scorer
+from slime.rollout.scoring import Scorer
 from slime.types import Sample
 
 #: samples that are scored at once

@@ -1,6 +1,6 @@
 """Boundaries around plugins and functions that receive whole groups: their errors name the component.
 
-The generator's boundary is in `slime.rollout.pipeline`, that of rewards in `slime.rollout.rewards`.
+The generator's boundary is in `slime.rollout.pipeline`, that of rewards in `slime.rollout.scoring`.
 """
 
 from __future__ import annotations

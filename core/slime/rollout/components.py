@@ -22,7 +22,7 @@ from slime.rollout.evaluation import EvalSet, Evaluation, load_prompts
 from slime.rollout.failures import EVALUATION_SAMPLES, Health, PassiveChecks
 from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.policy_session import GRACE_S
-from slime.rollout.rewards import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
+from slime.rollout.scoring import InLoopReward, IsolatedReward, RewardCaller, RewardJob, Scorer, Term
 
 if TYPE_CHECKING:
     from slime.config import RunConfig

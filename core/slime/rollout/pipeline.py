@@ -22,7 +22,7 @@ from slime.registry.contracts import Snapshot, check_cut_short, check_generated,
 from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.failures import Cause, Health, PassiveChecks, all_or_first_error, fault_of, mark
 from slime.rollout.policy_session import GRACE_S, PolicySession
-from slime.rollout.rewards import Scorer
+from slime.rollout.scoring import Scorer
 from slime.types import Group, Sample, Status
 
 logger = logging.getLogger(__name__)
