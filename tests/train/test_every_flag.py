@@ -25,7 +25,11 @@ from slime.config.megatron_effects import dependent_notes, is_default, matches
 
 KNOWN = known_options("megatron")
 REFUSED = [(row["options"], row["why"]) for row in KNOWN["refused"]]
-DEPENDENT = [(row["options"], row["why"]) for row in KNOWN["dependent"]]
+NOTED, REFUSED_ALONE = (
+    [(row["options"], row["why"]) for row in KNOWN["dependent"] if bool(row.get("refused")) == refused]
+    for refused in (False, True)
+)
+DEPENDENT = [*NOTED, *REFUSED_ALONE]
 FLAGS = {flag.key: flag for flag in flags_of(MEGATRON) if flag.alias_of is None and not flag.refusal}
 
 
@@ -113,7 +117,7 @@ def test_what_lacks_another_option_is_noted(optimizer: str) -> None:
     expected = [
         (flag, why)
         for key, flag in FLAGS.items()
-        for names, why in DEPENDENT
+        for names, why in NOTED
         if matches(key, names) and f"--optimizer {optimizer}" not in why
     ]
     stated = [word for flag, _ in expected for word in words(flag, another_value(flag))]
@@ -121,6 +125,15 @@ def test_what_lacks_another_option_is_noted(optimizer: str) -> None:
     for flag, why in expected:
         assert any(re.search(rf"--(no-)?{flag.name} .*has no effect.*{re.escape(why)}", note) for note in notes), flag
     assert len(notes) == len(expected)
+
+
+@pytest.mark.parametrize(("names", "why"), REFUSED_ALONE)
+def test_what_megatron_refuses_without_another_option_is_refused_at_once(names: str, why: str) -> None:
+    flags = [flag for key, flag in FLAGS.items() if matches(key, names)]
+    stated = [word for flag in flags for word in words(flag, another_value(flag))]
+    problems = config_problems(read_config([*GOOD, *stated]))
+    for flag in flags:
+        assert any(re.search(rf"--(no-)?{flag.name} .*cannot be used {why}", problem) for problem in problems), flag
 
 
 @pytest.mark.parametrize(
