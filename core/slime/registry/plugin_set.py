@@ -48,6 +48,8 @@ class Observers:
     def __init__(self, manager: pluggy.PluginManager, plugins: Sequence[FoundPlugin]) -> None:
         self._manager = manager
         self._plugins = plugins
+        #: (plugin, hook) -> what calls it; pluggy makes a new one each time, and hooks are called at every step
+        self._callers: dict[tuple[str, str], pluggy.HookCaller] = {}
         #: (plugin, hook) -> how often it raised
         self.failures: Counter[tuple[str, str]] = Counter()
 
@@ -56,7 +58,9 @@ class Observers:
         results: list[Any] = []
         for found in self._plugins:
             try:
-                results += hook_of(self._manager, hook, found.name)(**arguments)
+                if (caller := self._callers.get((found.name, hook))) is None:
+                    caller = self._callers[found.name, hook] = hook_of(self._manager, hook, found.name)
+                results += caller(**arguments)
             except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - the boundary around an observer
                 self._report(found, hook, error)
         return results
