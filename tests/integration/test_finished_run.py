@@ -65,7 +65,7 @@ def test_a_finished_run_is_exported_again_and_a_hostile_copy_of_it_runs_nothing(
     evaluation = ("--eval-prompt-data", "held", str(data), "--reward", "exact_match")
     for words in (("convert", "hostile", "model-b"), ("eval", "hostile", *evaluation, "--eval-max-response-len", "8")):
         ended = slime(*words, cwd=run.root)
-        assert ended.returncode == 1, ended
+        assert ended.returncode == 2, ended
         assert "names posix.system, which could run code" in ended.stderr, ended.stderr
         assert "Traceback" not in ended.stderr, ended.stderr
     assert not canary.exists()
