@@ -19,7 +19,7 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: $(REQUIREMENTS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 13) else f"slime needs Python 3.11 or 3.12, this is {sys.version.split()[0]}: make PYTHON=python3.11 ...")'
-	@echo "installing into $(VENV): about 2 GB, a minute or two"
+	@echo "installing into $(VENV): about 2 GB, one to six minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --no-deps $(addprefix -r ,$(REQUIREMENTS))
 	@$(BIN)/python -c 'import torch' 2>/dev/null || { \
