@@ -20,7 +20,7 @@ def test_a_terminated_run_shuts_down_cleanly(slime_train: Start) -> None:
     run = slime_train("--num-rollout", "100000")
     run.wait_for_output(r"\b2/\d")  # a few steps in
     os.killpg(run.process.pid, signal.SIGTERM)
-    assert run.wait() == 130, run.output
+    assert run.wait() == 143, run.output
     assert run.left_over() == []
     assert "Traceback" not in run.output
 
