@@ -57,9 +57,13 @@ def ending_on_signals(terminated: Terminated | None = None) -> Iterator[threadin
         Set once the run was interrupted, also while `uninterrupted` drops what interrupts it.
     """
 
+    ended_by_sigterm = False
+
     def terminate(signum: int, frame: FrameType | None) -> None:
+        nonlocal ended_by_sigterm
         del signum, frame
         if terminated is None or not terminated.accepts:
+            ended_by_sigterm = True
             raise TerminatedInterrupt
 
     before, interrupted = signal.signal(signal.SIGTERM, terminate), threading.Event()
@@ -73,6 +77,11 @@ def ending_on_signals(terminated: Terminated | None = None) -> Iterator[threadin
     answering.start()
     try:
         yield interrupted
+    except KeyboardInterrupt as interruption:
+        # While Ray waits in C++, it replaces what a handler raises by a plain KeyboardInterrupt of its own.
+        if ended_by_sigterm and not isinstance(interruption, TerminatedInterrupt):
+            raise TerminatedInterrupt from interruption
+        raise
     finally:
         signal.set_wakeup_fd(earlier)
         signal.signal(signal.SIGTERM, before)
