@@ -15,6 +15,7 @@ from slime.errors import CheckpointError
 from slime.rollout.train_batch import TrainBatch
 
 TP = {"tensor_model_parallel_size": 2}
+PLAIN = {"use_distributed_optimizer": False}
 PP = {"pipeline_model_parallel_size": 2, "num_layers_in_first_pipeline_stage": 2}
 
 
@@ -31,6 +32,7 @@ def save_and_go_on(launcher: RankLauncher, config: Any, folder: Path, batches: l
     rank.save(folder)
     random = torch.rand(3)
     metrics = rank.train(batches[2])
+    rank.save(folder.with_name("whole"))
     answer = metrics, state(rank), random
     rank.close()
     return answer
@@ -41,6 +43,7 @@ def load_and_go_on(launcher: RankLauncher, config: Any, folder: Path, batches: l
     rank.load(folder)
     random = torch.rand(3)
     metrics = rank.train(batches[2])
+    rank.save(folder.with_name("resumed"))
     answer = metrics, state(rank), random
     rank.close()
     return answer
@@ -83,6 +86,7 @@ BATCHES = [make_batch(seed=seed) for seed in range(3)]
     ("saved", "loaded"),
     [
         pytest.param((1, {}), (1, {}), id="one"),
+        pytest.param((1, PLAIN), (1, PLAIN), id="one without a distributed optimizer", marks=pytest.mark.slow),
         pytest.param((2, {}), (2, {}), id="data 2", marks=pytest.mark.slow),
         pytest.param((2, TP), (2, PP), id="tensor 2 to pipeline 2"),
         pytest.param((2, PP), (1, {}), id="pipeline 2 to one", marks=pytest.mark.slow),
@@ -101,6 +105,11 @@ def test_loading_continues_exactly(saved: Any, loaded: Any, model_folder: Folder
     if exact:
         for before, after in zip(first, second, strict=True):
             assert torch.equal(before[2], after[2]), "random states differ"
+        same = {path.name for path in (tmp_path / "whole").iterdir()} - {".metadata"}  # which names the folder
+        assert same >= {"common.pt", "__0_0.distcp"}
+        for name in sorted(same):
+            whole, resumed = ((tmp_path / part / name).read_bytes() for part in ("whole", "resumed"))
+            assert whole == resumed, name
 
 
 def load_and_take_one_step(launcher: RankLauncher, config: Any, folder: Path) -> tuple[float, dict[str, Any]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import pickle
 import queue
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -63,7 +64,23 @@ def save_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
         state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), metadata=_metadata())
     state["scheduler"] = scheduler.state_dict()
     state["random"] = _gather_random_states()
-    write(folder, state)
+    write(folder, {name: _interned(value) for name, value in state.items()})
+
+
+def _interned(value: Any) -> Any:
+    """Equal state, with one object for equal strings and no container that is there twice.
+
+    A pickle refers back to an object that it has met before, and repeats one that is only equal. Settings that were
+    read from a checkpoint are other objects than those of a run's start: common.pt would differ after a resume.
+    """
+    match value:
+        case str():
+            return sys.intern(value)
+        case dict():
+            return {_interned(key): _interned(held) for key, held in value.items()}
+        case list() | tuple() if type(value) in (list, tuple):
+            return type(value)(map(_interned, value))
+    return value
 
 
 def _start_moments(optimizer: Any) -> None:
