@@ -144,7 +144,11 @@ def fingerprint(target: Target) -> dict[str, str]:
     """Hashes of all that a run is: weights, optimizer, data position, ledger, samples, metrics, kept checkpoints."""
     found = {}
     last = target.checkpoints / f"rollout_{ROLLOUTS:06d}"
-    for path in (*sorted(last.rglob("*.distcp")), *sorted((last / "rollout").iterdir())):
+    for path in (
+        *sorted(last.rglob("*.distcp")),
+        *sorted(last.rglob("common.pt")),
+        *sorted((last / "rollout").iterdir()),
+    ):
         found[str(path.relative_to(last))] = hashlib.sha256(path.read_bytes()).hexdigest()
     state = json.loads((last / "state.json").read_text(encoding="utf-8"))
     for name in ("rollouts_done", "weight_version", "trained_at"):

@@ -191,7 +191,8 @@ def assert_same_bits(
     saved, its = (
         run.root / name / f"rollout_{len(parts):06d}" for run, name in ((last, last_checkpoint), (whole, checkpoint))
     )
-    files = [path.relative_to(its) for path in (*its.rglob("*.distcp"), *its.glob("rollout/*"))]
+    paths = (*its.rglob("*.distcp"), *its.rglob("common.pt"), *its.glob("rollout/*"))
+    files = [path.relative_to(its) for path in paths]
     assert len(files) > 2
     for name in files:
         assert (saved / name).read_bytes() == (its / name).read_bytes(), name
