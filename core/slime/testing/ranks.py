@@ -1,6 +1,6 @@
 """Groups of real trainer ranks, forked from a server process that has imported the trainer once.
 
-A fresh rank spends 4 to 9 seconds on imports, one forked from the server about one second. The server is
+A fresh rank spends 4 to 9 seconds on imports, one forked from the server half a second. The server is
 single-threaded, whatever the calling process has done before.
 """
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from slime.train.rank import MegatronRank
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["slime.train.rank", "slime.train.checkpoint_io"])
+#: the last is imported by the first optimizer of a process, in more time than all else that a forked rank does
+_CONTEXT.set_forkserver_preload(["slime.train.rank", "slime.train.checkpoint_io", "torch._dynamo"])
 #: seconds that a rank has to end once it has answered
 _ENDING_S = 60.0
 
