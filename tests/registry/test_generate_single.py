@@ -197,3 +197,13 @@ def test_a_malformed_message_is_reported(tmp_path: Path) -> None:
 def test_outside_a_generate_function_the_error_explains_its_use() -> None:
     with pytest.raises(SlimeError, match="outside of a generate function"):
         asyncio.run(generate_single("q"))
+
+
+def test_an_aborted_answer_aborts_the_sample(tmp_path: Path) -> None:
+    class Aborts:
+        async def generate(self, *_: object, **__: object) -> Generation:
+            return Generation([65], [-0.5], "abort", ["1"])
+
+    [done] = generate(tmp_path, ONE + "    sample.response = await generate_single('q')\n    return sample", Aborts())
+    assert done.status is Status.ABORTED
+    assert done.failure == "the engine aborted the request: no reason given"

@@ -34,6 +34,7 @@ def plan_text(checked: Preflight, of_plugins: Mapping[str, Sequence[str]], notes
         ("model", _model(checked)),
         ("batch", _batch(config)),
         ("data", [f"{facts.name}: {facts}" for facts in checked.data] or ["by the data source"]),
+        ("example", checked.example),
         ("evaluation", _evaluation(config) if config.evaluation.eval_interval is not None else []),
         ("processes", _processes(checked)),
         ("devices", [_devices(checked)]),

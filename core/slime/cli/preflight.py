@@ -26,7 +26,9 @@ from slime.cli.preflight_model import (
     weight_problems,
 )
 from slime.cli.preflight_plugins import check_plugins
+from slime.cli.preflight_prompts import PromptFacts, check_prompts
 from slime.compat.functions import PlacedFunctions
+from slime.compat.generate_source import text_note
 from slime.config import RunConfig, config_problems
 from slime.config.assemble import stop_on
 from slime.config.defaults import usual_transport
@@ -62,6 +64,7 @@ class Preflight:
     used: Mapping[str, Resolved]  #: slot -> component
     model: ModelFacts
     data: list[DataFacts]
+    example: list[str]  #: one prompt and its tokens, as lines
     #: what the user should know, although the run can start
     notes: list[str]
     checkpoint: Checkpoint | None  #: of --load
@@ -142,7 +145,10 @@ def preflight(
     if with_engines and model is not None and not serves_checkpoint:
         unfit = engine_problem(model, synced=trains, on_gpu=config.on_gpu)
         problems += [] if unfit is None else [unfit]
-    data, token_notes = _check_data(config, model, problems, with_engines=with_engines)
+    data, prompts = _check_data(config, model, problems, checked.used)
+    with _collected(problems):
+        text = None if generator is None else text_note(generator.component, config)
+        prompts.notes += [] if text is None else [text]
     if not with_engines and eval_sets(config):
         problems.append(
             f"--eval-prompt-data needs engines, and the generator {config.generator_name} starts none:"
@@ -170,7 +176,7 @@ def preflight(
     notes = [
         *_skipped_notes(fallback),
         *_code_notes(config),
-        *token_notes,
+        *prompts.notes,
         *length_notes(config, model),
         *(end_notes(model) if with_engines else ()),
         *_engine_notes(config, with_engines=with_engines),
@@ -178,7 +184,17 @@ def preflight(
     ]
     checkpoint = found.checkpoint if isinstance(found, Fallback) else found
     return Preflight(
-        config, run_dir, checked.plugins, checked.used, model, data, notes, checkpoint, fallback, unevaluated
+        config,
+        run_dir,
+        checked.plugins,
+        checked.used,
+        model,
+        data,
+        prompts.example,
+        notes,
+        checkpoint,
+        fallback,
+        unevaluated,
     )
 
 
@@ -231,11 +247,18 @@ def _check_models(config: RunConfig, models: Models, problems: list[str]) -> Mod
 
 
 def _check_data(
-    config: RunConfig, model: ModelFacts | None, problems: list[str], *, with_engines: bool
-) -> tuple[list[DataFacts], list[str]]:
-    """Check the prompt files, and return what was found in them and notes."""
-    tokenizer, notes = None, []
-    sets = list(prompt_sets(config, with_engines=with_engines))
+    config: RunConfig, model: ModelFacts | None, problems: list[str], used: Mapping[str, Resolved]
+) -> tuple[list[DataFacts], PromptFacts]:
+    """Check the prompt files, and return what was found in them and in one prompt."""
+    tokenizer, found = None, PromptFacts()
+    generator = used.get("generator")
+    with_engines = generator is None or bool(generator.component.spec.needs_engine)
+    sets = []
+    with _collected(problems):
+        for one in prompt_sets(config, with_engines=with_engines):
+            own = used.get(f"generator[eval.{one.name}]") if one.evaluation else None
+            asked = own or generator
+            sets.append(one if asked is None else replace(one, form=one.form.showing(asked.prompt_tools(config))))
     if model is not None and sets:
         with _collected(problems):
             tokenizer = load_tokenizer(
@@ -244,12 +267,17 @@ def _check_data(
                 trust_remote_code=config.checkpoint.trust_remote_code,
             )
             if (note := check_vocabulary(model, tokenizer)) is not None:
-                notes.append(note)
+                found.notes.append(note)
     facts: list[DataFacts] = []
     for prompts in sets:
         with _collected(problems):
             facts += check_data(config, prompts, model, tokenizer)
-    return facts, notes
+    if model is not None and tokenizer is not None:
+        first = next((one.first for one in facts if one.name == "training"), None)
+        checked = check_prompts(config, model, tokenizer, generator, first)
+        problems += checked.problems
+        found = replace(checked, notes=found.notes + checked.notes)
+    return facts, found
 
 
 # --- checkpoints -------------------------------------------------------------------------------------

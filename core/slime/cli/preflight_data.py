@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime.cli.preflight_model import ModelFacts
@@ -16,7 +16,7 @@ from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_file import bad_row_error
 from slime.kit.readers.prompt_source import PromptSource, parse_source, parse_sources
 from slime.kit.readers.reader import BadRow, Reader
-from slime.kit.readers.rows import Columns
+from slime.kit.readers.rows import Columns, PromptRow
 from slime.kit.readers.tokenize import PLAIN, PromptFormat
 
 #: files of at most this many pieces (64 KiB of text, or 1,024 rows of a table) are read whole
@@ -47,6 +47,7 @@ class DataFacts:
     contradicting: int = 0  #: of these, rows with another label
     sampled: int | None = None  #: rows that were read; None: all
     share: float | None = None  #: of the prompts, if files are mixed
+    first: PromptRow | None = None  #: the first row that can be used
 
     def __str__(self) -> str:
         parts = [
@@ -184,6 +185,8 @@ def look(
                         f" {unknown}), and the model has embeddings for ids 0 to {vocabulary - 1}. Take the token out"
                         " of the prompt, or resize the model"
                     )
+                if facts.first is None:
+                    facts.first = replace(row, where=reader.where(drawn.position))
                 facts.longest = max(facts.longest, len(tokens))
                 facts.with_tools += row.tools is not None
                 facts.with_metadata += bool(row.metadata.keys() - {"tools"})

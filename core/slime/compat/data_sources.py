@@ -34,7 +34,7 @@ class LocalDataSource:
         self._source = made_source(local, self._dataset, context)
         self._copies: int = rollout.n_samples_per_prompt
         self._longest = longest_training_prompt(context.config)
-        self._form = PromptFormat.of(data)
+        self._form = PromptFormat.of(data).showing(context.prompt_tools)
         self._tokenizer = context.tokenizer
         self._logger = context.logger
         self._next_group, self._next_index = 0, 0
@@ -166,7 +166,8 @@ def dataset_of(context: Context) -> PromptDataset | None:
     data = context.config.data
     if not data.prompt_data:
         return None
-    return PromptDataset(data.prompt_data, options=FeedOptions.of(context.config), tokenizer=context.tokenizer)
+    options = FeedOptions.of(context.config, context.prompt_tools)
+    return PromptDataset(data.prompt_data, options=options, tokenizer=context.tokenizer)
 
 
 def made_source(local: LocalFunction, dataset: PromptDataset | None, context: Context) -> Any:

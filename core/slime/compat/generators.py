@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from slime.compat.signatures import ByName, args_of
-from slime.errors import PluginContractError
+from slime.errors import PluginContractError, SlimeError
 from slime.kit.chat import ChatTemplate, Codec
 from slime.kit.readers.tokenize import tokenize_prompt
 from slime.kit.sessions import ContextFull, Inline, Session, SessionLimits
@@ -44,7 +44,7 @@ class LocalGenerator:
         self._limits = SessionLimits(config.rollout.rollout_max_context_len)
         supervised = config.algorithm.loss_type == "sft_loss"
         self._own_rewards = not (supervised or config.reward.reward is not None or config.reward.terms)
-        self._needs_log_probs = _needs_log_probs(config)
+        self._needs_log_probs = needs_log_probs(config)
         self._warned = False
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
@@ -64,10 +64,14 @@ class LocalGenerator:
                     sample=sample,
                     samples=[sample],
                 )
-            except ContextFull:
-                if inline.session is None or inline.session.counts.answered == 0:
+            except SlimeError as error:
+                session = inline.session
+                if session is None or session.error is not None:
                     raise
-                inline.session.cut()
+                if session.aborted is None:
+                    if not isinstance(error, ContextFull) or session.counts.answered == 0:
+                        raise
+                    session.cut()
                 answer = sample
         produced = [answer] if isinstance(answer, Sample) else answer
         if isinstance(produced, list) and all(isinstance(one, Sample) for one in produced):
@@ -208,7 +212,7 @@ def _by_name(sampling: SamplingParams) -> dict[str, Any]:
     return {name: value for name, value in lists.items() if value not in (None, [])}
 
 
-def _needs_log_probs(config: Any) -> str:
+def needs_log_probs(config: Any) -> str:
     """The flag because of which the run needs the engine's log-probs; empty if it does not."""
     algorithm = config.algorithm
     if algorithm.loss_type != "policy_loss":

@@ -180,10 +180,12 @@ def _remedy(file: str, line: int, error: BaseException) -> str:
     names = _distributions().get(package, []) if package is not None else []
     if "slime-rl" in names or (package is None and _is_own(Path(file), checkout)):
         # slime's own components raise RuntimeError for what others did, such as a service that answers 500, and its
-        # plugins ValueError for data that they cannot use, such as a sample without a label.
+        # plugins ValueError for data that they cannot use, such as a sample without a label;
+        # errors of slime are for what a user can mend.
         on_purpose = linecache.getline(file, line).lstrip().startswith("raise ")
         of_kernel = package == "slime" or Path(file).is_relative_to(checkout / "core")
-        if on_purpose and (type(error) is RuntimeError or (type(error) is ValueError and not of_kernel)):
+        noticed = on_purpose and (type(error) is RuntimeError or (type(error) is ValueError and not of_kernel))
+        if noticed or isinstance(error, SlimeError):
             return "slime's own code noticed that, and did not cause it."
         return "That is code of slime itself: please report it, with the traceback."
     if not names:

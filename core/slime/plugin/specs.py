@@ -48,6 +48,8 @@ class Context:
     #: key of these engines: send it as `Authorization: Bearer KEY`, or give it to OpenAI's clients as API key. It is a
     #: new one in every run; write it to no file or log
     engine_key: str | None = field(default=None, repr=False)
+    #: schemas of the tools that the run's generator shows in prompts: data sources render prompts with them
+    prompt_tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,9 @@ class GeneratorSpec(ComponentSpec):
     resumes: bool = False
     #: whether a conversation has exactly one turn, so that --max-turns would change nothing
     single_turn: bool = False
+    #: `"package.module:function"`, called with options and configuration: JSON schemas of the tools that prompts show
+    #: to the model. They count as part of the prompts
+    prompt_tools: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.errors import ConfigError
+from slime.errors import ConfigError, PluginLoadError, SlimeError
+from slime.errors.raised import report
 from slime.plugin import Context, EstimatorSpec, Options
 from slime.registry.component import CallLimits, Component
 from slime.registry.function_path import is_reference
@@ -50,6 +52,16 @@ class Resolved:
     def build(self, context: Context) -> Any:
         """The component's object. Raises as `Component.build` does."""
         return self.component.build(self.options, context)
+
+    def prompt_tools(self, config: RunConfig) -> tuple[Mapping[str, Any], ...]:
+        """JSON schemas of the tools that a generator shows in prompts. Raises `PluginLoadError` if there is a fault."""
+        module, _, name = getattr(self.component.spec, "prompt_tools", "").partition(":")
+        try:
+            return tuple(getattr(importlib.import_module(module), name)(self.options, config)) if module else ()
+        except SlimeError:
+            raise
+        except Exception as error:
+            raise PluginLoadError(report(f"the tools of {self.component.title} cannot be described", error)) from error
 
 
 def components_used(config: RunConfig) -> list[Use]:

@@ -70,6 +70,7 @@ class ComponentBuilder:
             tokenizer=self.tokenizer,
             engine_url=self.engine_url,
             engine_key=self.engine_key,
+            prompt_tools=self.used["generator"].prompt_tools(self.config),
         )
         return resolved.build(context)
 
@@ -112,7 +113,8 @@ class ComponentBuilder:
             if reward is not None and reward_key not in scorers:
                 scorers[reward_key] = self.eval_scorer(reward)
             pipeline = self._pipeline(generators[generator_key], scorers[reward_key])
-            sets.append(EvalSet(settings, load_prompts(settings, self.config, self.tokenizer), pipeline))
+            tools = (generator or self.used["generator"]).prompt_tools(self.config)
+            sets.append(EvalSet(settings, load_prompts(settings, self.config, self.tokenizer, tools), pipeline))
         seed, in_turn = self.config.data.rollout_seed, self.config.run.deterministic
         return Evaluation(sets, self.run_dir, seed, one_at_a_time=in_turn)
 

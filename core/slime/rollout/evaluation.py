@@ -62,8 +62,10 @@ def pending_groups(prompts: Sequence[Sample], attempts: int) -> list[Group]:
     ]
 
 
-def load_prompts(settings: EvalSetSettings, config: RunConfig, tokenizer: Any) -> list[Sample]:
-    """The tokenized prompts of a set. Raises `DataError` with file and line."""
+def load_prompts(
+    settings: EvalSetSettings, config: RunConfig, tokenizer: Any, tools: Sequence[Mapping[str, Any]] = ()
+) -> list[Sample]:
+    """The tokenized prompts of a set, with the `tools` of its generator. Raises `DataError` with file and line."""
     context = config.rollout.rollout_max_context_len
     limits = [settings.max_prompt_len, None if context is None else context - settings.max_response_len]
     file = PromptFile(
@@ -75,7 +77,7 @@ def load_prompts(settings: EvalSetSettings, config: RunConfig, tokenizer: Any) -
     )
     with closing(file):
         rows = list(file)
-    form = PromptFormat(settings.apply_chat_template, config.data.apply_chat_template_kwargs)
+    form = PromptFormat(settings.apply_chat_template, config.data.apply_chat_template_kwargs).showing(tools)
     longest = min((limit for limit in limits if limit is not None), default=None)
     prompts = []
     for row in rows:

@@ -43,7 +43,7 @@ def make_context(*, run_dir: Path | None = None, seed: int = 42, config: Any = N
 
 def _made_up_run(folder: Path, seed: int) -> RunConfig:
     from slime.config import RunConfig
-    from slime.config.options import DataOptions, RolloutOptions
+    from slime.config.options import DataOptions, RewardOptions, RolloutOptions
 
     data = folder / "prompts.jsonl"
     # Five prompts, so that a dozen is more than two epochs.
@@ -51,6 +51,7 @@ def _made_up_run(folder: Path, seed: int) -> RunConfig:
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return RunConfig(
         data=DataOptions(prompt_data=[str(data)], rollout_shuffle=True, rollout_seed=seed),
+        reward=RewardOptions(reward="made-up"),  # so that a generate function may leave rewards to the run
         rollout=RolloutOptions(
             num_rollout=1,
             rollout_batch_size=2,

@@ -36,7 +36,8 @@ class Prompts:
         config = context.config
         if not config.data.prompt_data:
             raise ConfigError("the data source prompts needs --prompt-data FILE")
-        self._feed = PromptFeed(config.data.prompt_data, FeedOptions.of(config), context.tokenizer)
+        reading = FeedOptions.of(config, context.prompt_tools)
+        self._feed = PromptFeed(config.data.prompt_data, reading, context.tokenizer)
         self._samples_per_prompt: int = config.rollout.n_samples_per_prompt
         self._next_group = 0
         self._next_index = 0

@@ -32,6 +32,7 @@ def slime_register_generators() -> list[GeneratorSpec]:
             factory="slime_generators.tool_loop:ToolLoop",
             options=ToolLoopOptions,
             summary="a conversation in which the model calls tools, until it answers without a call",
+            prompt_tools="slime_generators.tools:prompt_tools",
         ),
         GeneratorSpec(
             name="black_box",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from slime.errors import DataError
 from slime.kit.chat import Answers, Codec
 from slime.plugin import Context, NoOptions, PolicyClient, Sample, SamplingParams, Status
 
@@ -21,9 +22,9 @@ class SingleTurn:
         self._codec = Codec(context.tokenizer)
 
     async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-        """The sample with its response. Raises `ValueError` for a sample without prompt tokens."""
+        """The sample with its response. Raises `DataError` for a sample without prompt tokens."""
         if not sample.tokens:
-            raise ValueError(f"sample {sample.index} has no prompt tokens")
+            raise DataError(f"sample {sample.index} has no prompt tokens")
         begun, answers = sample.response_length, Answers.of(sample)
         if begun:
             sampling = replace(sampling, max_new_tokens=sampling.max_new_tokens - begun)

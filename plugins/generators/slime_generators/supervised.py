@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slime.errors import ConfigError, DataError
 from slime.kit.chat import Codec
 from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
 from slime_generators.options import SupervisedOptions
@@ -19,13 +20,13 @@ class Supervised:
         """Initialize.
 
         Raises:
-            ValueError: `append_eos` is set and the tokenizer has no end-of-sequence token.
+            ConfigError: `append_eos` is set and the tokenizer has no end-of-sequence token.
         """
         self._codec = Codec(context.tokenizer)
         self._end: list[int] = []
         if options.append_eos:
             if context.tokenizer.eos_token_id is None:
-                raise ValueError("the tokenizer has no end-of-sequence token; set append_eos to false")
+                raise ConfigError("the tokenizer has no end-of-sequence token; set append_eos to false")
             self._end = [context.tokenizer.eos_token_id]
 
     async def generate(
@@ -34,11 +35,11 @@ class Supervised:
         sampling: SamplingParams,
         policy: PolicyClient,  # noqa: ARG002 - the contract of generators
     ) -> list[Sample]:
-        """The sample with its label as response. Raises `ValueError` if it has no label or no prompt tokens."""
+        """The sample with its label as response. Raises `DataError` if it has no label or no prompt tokens."""
         if not sample.tokens:
-            raise ValueError(f"sample {sample.index} has no prompt tokens")
+            raise DataError(f"sample {sample.index} has no prompt tokens")
         if sample.label is None:
-            raise ValueError(f"sample {sample.index} has no label to learn from; check --label-key")
+            raise DataError(f"sample {sample.index} has no label to learn from; check --label-key")
         label = self._codec.encode_after(sample.label, sample.tokens[-1])
         whole = label if self._end and label[-1:] == self._end else label + self._end
         response = whole[: sampling.max_new_tokens]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+from slime.errors import DataError
 from slime.kit.chat import (
     ChatTemplate,
     Conversation,
@@ -18,7 +20,7 @@ from slime.kit.chat import (
 from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
 from slime_generators.options import ToolLoopOptions
 from slime_generators.tool_metrics import ToolMetrics
-from slime_generators.tools import load
+from slime_generators.tools import load, prompt_tools
 
 #: most answers in a conversation if --max-turns is not set
 DEFAULT_TURNS = 16
@@ -41,19 +43,19 @@ class ToolLoop:
         """Initialize.
 
         Raises:
-            ValueError: A tool cannot be loaded, or the tokenizer has no chat template.
+            ValueError: A tool cannot be loaded, or the tokenizer has no chat template that shows the results of tools.
         """
         config = context.config
         tools = load(options)
         self._template = ChatTemplate(context.tokenizer, **config.data.apply_chat_template_kwargs)
+        self._template.require_shown("tool")
         self._toolbox = Toolbox(tools, timeout_s=options.tool_timeout_s, max_chars=options.tool_max_chars)
         self._parser: ToolCallParser = (
             TagParser()
             if options.parser == "tags"
             else SGLangParser(options.parser, [tool.schema for tool in tools], context.tokenizer)
         )
-        shown = options.show_tools and config.data.apply_chat_template and config.data.tool_key is None
-        self._schemas = self._toolbox.schemas if shown and tools else None
+        self._schemas = prompt_tools(options, config)
         self._max_turns: int = config.rollout.max_turns or DEFAULT_TURNS
         self._max_context: int | None = config.rollout.rollout_max_context_len
         self._turn_max_tokens = options.turn_max_tokens
@@ -62,7 +64,7 @@ class ToolLoop:
         """The sample with its conversation.
 
         Raises:
-            ValueError: The sample has no prompt tokens, or prompt and tools leave no room for an answer.
+            DataError: The sample has no prompt tokens, or prompt and tools leave no room for an answer.
         """
         talk = self._begin(sample)
         metrics = ToolMetrics(self._toolbox.tools)
@@ -71,7 +73,7 @@ class ToolLoop:
         while True:
             room = self._room(talk, sampling)
             if room < 1:
-                raise ValueError(
+                raise DataError(
                     f"sample {sample.index}: a prompt of {talk.prompt_length} tokens leaves no room to answer"
                 )
             limit = room if self._turn_max_tokens is None else min(room, self._turn_max_tokens)
@@ -100,16 +102,21 @@ class ToolLoop:
         finished.metrics |= metrics.of_sample()
         return [finished]
 
+    @cached_property
+    def _described(self) -> bool:
+        """Whether the template describes tools to the model."""
+        asked = [{"role": "user", "content": "-"}]
+        return self._template.prompt(asked) != self._template.prompt(asked, tools=self._schemas or None)
+
     def _begin(self, sample: Sample) -> Conversation:
         """A conversation with the sample's prompt, which describes the tools if the template does."""
         if not sample.tokens:
-            raise ValueError(f"sample {sample.index} has no prompt tokens")
-        if self._schemas is None:
+            raise DataError(f"sample {sample.index} has no prompt tokens")
+        if not self._described:
             return Conversation(self._template, sample.tokens)
         asked = [{"role": "user", "content": sample.prompt}] if isinstance(sample.prompt, str) else sample.prompt
+        # A data source of one's own may not have rendered the tools.
         tokens = self._template.prompt(asked, tools=self._schemas)
-        if tokens == sample.tokens:  # the template does not describe tools
-            return Conversation(self._template, tokens)
         first: dict[str, Any] = {**asked[0], "tools": list(self._toolbox.tools)}
         return Conversation(self._template, tokens, prompt=[first, *asked[1:]])
 

@@ -8,7 +8,9 @@ from functools import cached_property
 from itertools import count
 from typing import Any
 
+from slime.errors import ConfigError
 from slime.kit.chat.codec import Codec, without_ends
+from slime.kit.readers.call_arguments import taken_arguments
 from slime.kit.readers.tokenize import apply_template
 
 #: placeholder for an answer when only the text after it is used; private-use characters, which mean nothing to
@@ -33,10 +35,10 @@ class ChatTemplate:
             variables: Passed to the template, such as `enable_thinking=False`.
 
         Raises:
-            ValueError: If the tokenizer has no chat template.
+            ConfigError: If the tokenizer has no chat template.
         """
         if not getattr(tokenizer, "chat_template", None):
-            raise ValueError(
+            raise ConfigError(
                 "conversations need a chat template, and the tokenizer of --hf-checkpoint has none; set chat_template"
                 " in its tokenizer_config.json"
             )
@@ -61,7 +63,7 @@ class ChatTemplate:
             trusted: Whether special tokens in the messages are control tokens, as in prompts from a data set.
 
         Raises:
-            ValueError: If the template refuses the messages.
+            ConfigError: If the template refuses the messages.
         """
         if trusted:
             return self._codec.encode(self._render(messages, tools=tools))
@@ -79,9 +81,10 @@ class ChatTemplate:
                 token, are not repeated.
 
         Raises:
-            ValueError: If the template refuses the messages.
+            ConfigError: If the template refuses the messages.
         """
-        self._require_shown(messages)
+        for role in sorted({str(message.get("role")) for message in messages}):
+            self.require_shown(role)
         ids, end = self._encode_guarded(messages, self._render_after, begins=False), self._end_tokens
         last = after[-1] if after else None
         if last in self._codec.special or last in self._ends:
@@ -119,16 +122,19 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         generation_prompt: bool = True,
     ) -> str:
-        try:
+        def rendered(chat: Sequence[Mapping[str, Any]]) -> str:
             return apply_template(
                 self._tokenizer,
-                messages,
+                chat,
                 tools=None if tools is None else list(tools),
                 add_generation_prompt=generation_prompt,
                 **self._variables,
             )
+
+        try:
+            return rendered(taken_arguments(messages, rendered))
         except Exception as error:  # the model's own template may raise anything
-            raise ValueError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
 
     def _render_after(self, messages: Sequence[Mapping[str, Any]], *, with_calls: bool | None = None) -> str:
         """The text between the end of an answer's content and the next answer.
@@ -153,27 +159,27 @@ class ChatTemplate:
         return not self._shows("tool", with_calls=False) and self._shows("tool", with_calls=True)
 
     def _shows(self, role: str, *, with_calls: bool) -> bool:
-        message = {"role": role, "content": _PROBE, "name": "tool", "tool_call_id": "call00000"}
         try:
-            return _PROBE in self._render_after([message], with_calls=with_calls)
-        except ValueError:
+            return _PROBE in self._render_after([_probe(role)], with_calls=with_calls)
+        except ConfigError:
             return False
 
-    def _require_shown(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse messages that the template leaves out without an error."""
-        for role in {str(message.get("role")) for message in messages} - self._shown:
-            if not self._shows(role, with_calls=role == "tool" and self._wants_calls):
-                self._render_after(messages)  # a template that refuses them says why
-                raise ValueError(
-                    f"the chat template leaves out messages of the role {role!r} after an answer, so the model would"
-                    " not see them. Use a model whose template shows them, or write them as another role"
-                )
-            self._shown.add(role)
+    def require_shown(self, role: str) -> None:
+        """Refuse a role whose messages the template leaves out without an error. Raises `ConfigError`."""
+        if role in self._shown:
+            return
+        if not self._shows(role, with_calls=role == "tool" and self._wants_calls):
+            self._render_after([_probe(role)])  # a template that refuses them says why
+            raise ConfigError(
+                f"the chat template leaves out messages of the role {role!r} after an answer, so the model would not"
+                " see them. Use a model whose template shows them, or write them as another role"
+            )
+        self._shown.add(role)
 
     def _after_placeholder(self, text: str) -> str:
         _, found, after = text.partition(_ANSWER)
         if not found:
-            raise ValueError("the chat template does not print the content of an assistant's message")
+            raise ConfigError("the chat template does not print the content of an assistant's message")
         return after
 
     @cached_property
@@ -186,7 +192,7 @@ class ChatTemplate:
         asked = {"role": "user", "content": _PROBE}
         try:
             later = self._after_placeholder(self._render([*before, asked]))
-        except ValueError:
+        except ConfigError:
             return end
         common = self._common(end, later)
         token = self._special.match(later) if end and not common and self._special is not None else None
@@ -221,6 +227,16 @@ class ChatTemplate:
             if found.start() < length < found.end():
                 length = found.start()
         return one[:length]
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The control token after an answer, which may be the next role's marker; None if there is none.
+
+        Raises:
+            ConfigError: The template refuses a message after an answer.
+        """
+        first = self._codec.encode_after(self._render_after([_probe("user")]))
+        return next((token for token in first if token in self._codec.special), None)
 
     @property
     def control_tokens(self) -> frozenset[int]:
@@ -272,6 +288,10 @@ class ChatTemplate:
         added = {str(token) for token in getattr(self._tokenizer, "added_tokens_decoder", {}).values()}
         names = sorted((name for name in {*added, *self._tokenizer.all_special_tokens} if len(name) > 1), key=len)
         return re.compile("|".join(re.escape(name) for name in reversed(names))) if names else None
+
+
+def _probe(role: str) -> dict[str, str]:
+    return {"role": role, "content": _PROBE, "name": "tool", "tool_call_id": "call00000"}
 
 
 def _without(tokens: list[int], start: list[int]) -> list[int]:

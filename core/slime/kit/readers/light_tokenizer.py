@@ -12,7 +12,7 @@ from slime.kit.readers.tokenize import PromptFormat, backend_of, prompt_text
 
 
 class LightTokenizer:
-    """The part of a transformers tokenizer that `slime.kit.readers.tokenize` uses.
+    """The part of a transformers tokenizer that `slime.kit.readers.tokenize` and `slime.kit.chat` use.
 
     It wraps the `tokenizers` object inside a transformers tokenizer, so tokens are the same, and renders the chat
     template with the functions that transformers offers to templates.
@@ -48,6 +48,34 @@ class LightTokenizer:
     def backend_tokenizer(self) -> Any:
         """The wrapped tokenizer, under the name it has in transformers."""
         return self._tokenizer
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids."""
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def convert_ids_to_tokens(self, token: int) -> str | None:
+        """The entry of the vocabulary with an id; None if there is none."""
+        entry: str | None = self._tokenizer.id_to_token(token)
+        return entry
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The end-of-sequence token."""
+        eos = self._special.get("eos_token")
+        number: int | None = None if eos is None else self._tokenizer.token_to_id(eos)
+        return number
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """Tokens that are cut out of texts before these are tokenized."""
+        added: dict[int, Any] = self._tokenizer.get_added_tokens_decoder()
+        return added
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """The control tokens that have a name."""
+        return [str(token) for token in self._special.values()]
 
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, tokenize: bool, tools: Any = None, **variables: Any

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from slime.errors import DataError
+from slime.kit.readers.call_arguments import taken_arguments
 from slime.kit.readers.messages import ROLES
 from slime.kit.readers.rows import PromptRow
 
@@ -37,6 +38,11 @@ class PromptFormat:
     def of(cls, data: DataOptions) -> PromptFormat:
         """The format of a run's prompts."""
         return cls(data.apply_chat_template, data.apply_chat_template_kwargs)
+
+    def showing(self, tools: Sequence[Mapping[str, Any]]) -> PromptFormat:
+        """The same format, in which prompts without tools of their own show these."""
+        shown = {"tools": list(tools)} if tools else {}
+        return replace(self, template_kwargs={**self.template_kwargs, **shown})
 
 
 #: prompts are text already
@@ -189,6 +195,7 @@ def _render(
     def rendered(chat: Sequence[Mapping[str, Any]]) -> str:
         return apply_template(tokenizer, chat, add_generation_prompt=True, **variables)
 
+    messages = taken_arguments(messages, rendered)
     for number, message in enumerate(messages):
         role = str(message.get("role"))
         if role in ROLES or not isinstance(template, str) or re.search(rf"['\"]{re.escape(role)}['\"]", template):

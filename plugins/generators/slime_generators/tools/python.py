@@ -22,6 +22,11 @@ def make_python(require: Isolation) -> Callable[[str], Awaitable[str]]:
         ConfigError: The machine permits less.
     """
     require_isolation(require)
+    return python_tool(require)
+
+
+def python_tool(require: Isolation) -> Callable[[str], Awaitable[str]]:
+    """The tool, without a look at the machine."""
 
     async def python(code: str) -> str:
         """Run a Python program and get what it prints.

@@ -106,7 +106,11 @@ def _passage(line: str, where: str) -> str:
 
 def make_search(corpus: Path, results: int = 3) -> Callable[[str], str]:
     """Make a tool that returns at most `results` passages of `corpus`. Raises `DataError`."""
-    index = SearchIndex(read_passages(corpus))
+    return search_tool(SearchIndex(read_passages(corpus)), results)
+
+
+def search_tool(index: SearchIndex, results: int) -> Callable[[str], str]:
+    """Make a tool that returns at most `results` passages of an index."""
 
     def search(query: str) -> str:
         """Search a collection of passages and get those that match best.

@@ -48,12 +48,12 @@ class FeedOptions:
     max_tokens: int | None = None
 
     @classmethod
-    def of(cls, config: RunConfig) -> FeedOptions:
-        """The options of a run."""
+    def of(cls, config: RunConfig, tools: Sequence[Mapping[str, Any]] = ()) -> FeedOptions:
+        """The options of a run whose prompts show the `tools` of its generator (`Context.prompt_tools`)."""
         data = config.data
         return cls(
             columns=Columns(data.input_key, data.label_key, data.metadata_key, data.tool_key),
-            form=PromptFormat.of(data),
+            form=PromptFormat.of(data).showing(tools),
             shuffle_seed=data.rollout_seed if data.rollout_shuffle else None,
             streaming=data.streaming_data,
             workers=data.num_data_workers,
