@@ -20,6 +20,8 @@ from slime.registry.resolve import Resolved
 
 #: characters of a prompt that are shown of its beginning and of its end, and tokens that are shown of each part
 _CHARACTERS, _TOKENS = 240, 8
+#: seconds that a generator without engines may take for one sample
+_PATIENCE_S = 20
 
 
 @dataclass
@@ -45,10 +47,9 @@ def check_prompts(
         row: The first row of the training files that can be used.
     """
     facts = PromptFacts()
-    facts.problems += _template_problems(config, tokenizer)
     ends = end_tokens(tokenizer, model.folder)
-    _check_ends(facts, model, tokenizer, ends)
-    if row is None or row.tokens is None or generator is None or facts.problems:
+    facts.notes += [*_template_notes(config, tokenizer), *_unknown_end(model, tokenizer)]
+    if row is None or row.tokens is None or generator is None:
         return facts
     with_engine = bool(generator.component.spec.needs_engine)
     sample = Sample(prompt=row.prompt, tokens=list(row.tokens), label=row.label, metadata=row.metadata)
@@ -64,7 +65,16 @@ def check_prompts(
         try:
             sample = _answered(config, generator, tokenizer, sample)
         except Exception as error:  # noqa: BLE001 - a component may raise anything
-            facts.problems.append(f"{row.where}: {generator.component.title}: {one_line(error)}")
+            refused = facts.problems if isinstance(error, SlimeError) else facts.notes
+            refused.append(f"{row.where}: {generator.component.title}: {one_line(error)}")
+            return facts
+        if max(sample.tokens) >= int(model.gpt["vocab_size"]):
+            unknown = max(sample.tokens)
+            facts.problems.append(
+                f"{row.where}: the response has the token {_shown(tokenizer, unknown)} (id {unknown}), and the model"
+                f" has embeddings for ids 0 to {int(model.gpt['vocab_size']) - 1}. Resize the model, or leave the token"
+                " out"
+            )
             return facts
         facts.example += _example(row.where, tokenizer, sample)
         facts.notes += _end_notes(config, tokenizer, sample, ends)
@@ -73,7 +83,7 @@ def check_prompts(
     return facts
 
 
-def _template_problems(config: RunConfig, tokenizer: Any) -> Iterator[str]:
+def _template_notes(config: RunConfig, tokenizer: Any) -> Iterator[str]:
     """Variables that the chat template never reads."""
     given, template = config.data.apply_chat_template_kwargs, getattr(tokenizer, "chat_template", None)
     # A tokenizer that is code in the model folder may read variables itself.
@@ -86,7 +96,7 @@ def _template_problems(config: RunConfig, tokenizer: Any) -> Iterator[str]:
             known = f"it reads {', '.join(read)}" if read else "it reads none"
             yield (
                 f"--apply-chat-template-kwargs: the chat template of {config.checkpoint.hf_checkpoint} never reads"
-                f" {name!r}; {known}.{did_you_mean(name, read)} Correct the name, or leave it out"
+                f" {name!r}, so it changes nothing; {known}.{did_you_mean(name, read)}"
             )
 
 
@@ -102,21 +112,15 @@ def _variables(template: str) -> set[str]:
     return {name for name in meta.find_undeclared_variables(parsed) - own if not name.endswith("_token")}
 
 
-def _check_ends(facts: PromptFacts, model: ModelFacts, tokenizer: Any, ends: dict[int, str]) -> None:
-    """End tokens that the model cannot generate."""
-    rows = int(model.gpt["vocab_size"])
-    for token, where in ends.items():
-        if 0 <= token < rows:
-            continue
-        has = f"the model has embeddings for ids 0 to {rows - 1}"
-        if token == getattr(tokenizer, "eos_token_id", None):
-            facts.problems.append(
-                f"the end-of-sequence token {_shown(tokenizer, token)} of the tokenizer in {model.folder} has id"
-                f" {token}, and {has}: no answer could end with it. Resize the model, or set eos_token in"
-                " tokenizer_config.json to a token that it has"
-            )
-        else:
-            facts.notes.append(f"eos_token_id in {model.folder / where} has {token}, and {has}: no answer ends with it")
+def _unknown_end(model: ModelFacts, tokenizer: Any) -> Iterator[str]:
+    """An end-of-sequence token that the model cannot generate; ids in its configuration files are refused."""
+    rows, token = int(model.gpt["vocab_size"]), getattr(tokenizer, "eos_token_id", None)
+    if token is not None and token >= rows:
+        yield (
+            f"the end-of-sequence token {_shown(tokenizer, token)} of the tokenizer in {model.folder} has id {token},"
+            f" and the model has embeddings for ids 0 to {rows - 1}: no answer ends with it. Resize the model, or set"
+            " eos_token in tokenizer_config.json to a token that it has"
+        )
 
 
 def _end_notes(config: RunConfig, tokenizer: Any, sample: Sample, ends: dict[int, str]) -> Iterator[str]:
@@ -155,8 +159,12 @@ def _answered(config: RunConfig, generator: Resolved, tokenizer: Any, sample: Sa
     context = Context(config.data.rollout_seed, Path(), logging.getLogger(__name__), config, tokenizer)
     made = generator.build(context)
     sampling = SamplingParams(max_new_tokens=config.rollout.rollout_max_response_len)
-    answered: Sample = asyncio.run(made.generate(sample, sampling, _Nobody()))[0]
-    return answered
+
+    async def answer() -> Sample:
+        answered: list[Sample] = await asyncio.wait_for(made.generate(sample, sampling, _Nobody()), _PATIENCE_S)
+        return answered[0]
+
+    return asyncio.run(answer())
 
 
 def _example(where: str, tokenizer: Any, sample: Sample) -> Iterator[str]:
