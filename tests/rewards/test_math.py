@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
+import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.rewards import score
 
 from slime_rewards.mathematics import equal, read
+from slime_rewards.mathematics.bounds import TooMuchWorkError, bounded
 
 EQUAL = [
     ("1/2", "0.5"),
@@ -92,6 +95,16 @@ def test_a_label_without_expression_is_refused() -> None:
         r"\sum_{k=1}^{10^{9}} k^k",
         "{" * 500 + "5" + "}" * 500,
         "1+" * 700 + "1",
+        "x^{x^{x^{x^{x^{x}}}}}",
+        "e^{e^{e^{x}}}",
+        r"\sin(2^{2^{x^{99}}})",
+        r"\prod_{k=1}^{1600} k^k",
+        r"\sum_{k=1}^{2400} k!",
+        r"\sum_{k=1}^{4800} \sqrt k",
+        r"\lfloor (\frac{1+\sqrt5}{2})^{1600} \rfloor",
+        r"\lim_{x \to 0} " + r"\sin(\tan(" * 6 + "x^5" + "))" * 6,
+        "+".join(f"1/{n}^{{999}}" for n in range(2, 40)),
+        "".join(rf"(1+\sqrt{n}x)" for n in range(30)) + "^{50}",
     ],
 )
 def test_what_is_too_large_to_compute_is_wrong_at_once(huge: str) -> None:
@@ -99,6 +112,14 @@ def test_what_is_too_large_to_compute_is_wrong_at_once(huge: str) -> None:
     assert score("math", rf"\boxed{{{huge}}}", "5").value == 0.0
     assert score("math", rf"\boxed{{{huge}}}", huge).value == 1.0
     assert time.process_time() - started < 5
+
+
+def test_work_is_counted_in_calls_and_ends() -> None:
+    with pytest.raises(TooMuchWorkError), bounded(1000):
+        sympy.Sum(sympy.sin(sympy.Symbol("k")), (sympy.Symbol("k"), 1, 300)).doit()
+    assert sys.getprofile() is None
+    with bounded(1000):
+        assert sympy.Integer(2) ** 10 == 1024
 
 
 @settings(max_examples=300, deadline=None)

@@ -8,10 +8,13 @@ from typing import Any
 
 import sympy
 
-from slime_rewards.mathematics.values import Answer, Interval, Members, Ordered, Relation, Words
+from slime_rewards.mathematics.bounds import TooMuchWorkError, bounded
+from slime_rewards.mathematics.values import Answer, Formula, Interval, Members, Ordered, Relation, Words
 
 #: digits to which numbers are computed, and the relative difference up to which they are the same number
 _DIGITS, _SAME = 60, sympy.Float("1e-40")
+#: the largest argument of a function that is evaluated
+_LARGEST_ARGUMENT = sympy.Integer(2) ** 4_000
 #: members of a list, each of which is compared with each
 _MOST_MEMBERS = 50
 #: values of variables at which expressions are compared (Schwartz, 1980; Zippel, 1979: different expressions agree at
@@ -36,20 +39,27 @@ def equal(label: Answer, found: Answer, digits: int, *, strict: bool = True) -> 
         return label == found
     if label.unit is not None and found.unit is not None and label.unit != found.unit:
         return False
+    try:
+        with bounded():
+            return _equal_formulas(label, found, digits, strict)
+    except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
+        return False  # sympy cannot compute it
+    except TooMuchWorkError:
+        return False
+
+
+def _equal_formulas(label: Formula, found: Formula, digits: int, strict: bool) -> bool:
     value = found.value if strict else _renamed(found.value, label.value)
     tolerance = sympy.Rational(1, 2 * 10**digits) if label.rounded or found.rounded else None
     comparison = _Comparison(tolerance)
-    try:
-        if comparison.equal(label.value, value):
-            return True
-        if label.percent == found.percent or not (_is_number(label.value) and _is_number(value)):
-            return False
-        # 25% is 25 of a hundred, and 1/4.
-        if label.percent:
-            return comparison.equal(label.value / 100, value)
-        return comparison.equal(label.value, value / 100)
-    except (ArithmeticError, AttributeError, NotImplementedError, RecursionError, TypeError, ValueError):
-        return False  # sympy cannot compute it
+    if comparison.equal(label.value, value):
+        return True
+    if label.percent == found.percent or not (_is_number(label.value) and _is_number(value)):
+        return False
+    # 25% is 25 of a hundred, and 1/4.
+    if label.percent:
+        return comparison.equal(label.value / 100, value)
+    return comparison.equal(label.value, value / 100)
 
 
 class _Comparison:
@@ -211,13 +221,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, sympy.Expr) and bool(value.is_number)
 
 
-def _evaluated(expression: Any) -> Any:
-    """The number to `_DIGITS` digits; None if it has no finite value."""
+def _evaluated(expression: Any, point: dict[Any, Any] | None = None) -> Any:
+    """The value, at a point of its variables, to `_DIGITS` digits; None if it has no finite one, or one too large."""
     try:
-        number = sympy.N(expression, _DIGITS)
+        if not _is_tame(expression, point):
+            return None
+        number = expression.evalf(_DIGITS, subs=point)
     except (ArithmeticError, TypeError, ValueError, AttributeError, NotImplementedError):
         return None  # what sympy raises for a function without a value there, or one that it cannot evaluate
     return number if number.is_number and number.is_finite and not number.has(sympy.Function) else None
+
+
+def _is_tame(expression: Any, point: dict[Any, Any] | None) -> bool:
+    """Whether no function, exponents among them, has an argument that takes a huge precision to compute it."""
+    return all(
+        abs(argument.evalf(15, subs=point)) < _LARGEST_ARGUMENT
+        for part in sympy.postorder_traversal(expression)
+        if isinstance(part, sympy.Function | sympy.Pow)
+        for argument in part.args
+        if argument.args
+    )
 
 
 def _has_roots(expression: Any) -> bool:
@@ -236,7 +259,7 @@ def _values(expressions: Sequence[Any], *, positive: bool = False) -> list[tuple
         }
         if positive:
             point = {symbol: abs(value) for symbol, value in point.items()}
-        row = tuple(_evaluated(one.subs(point, simultaneous=True)) for one in expressions)
+        row = tuple(_evaluated(one, point) for one in expressions)
         if None not in row:
             rows.append(row)
     return rows

@@ -1,23 +1,20 @@
-r"""Reads a formula: from its tokens to a value of sympy.
+"""Reads a formula: decides what its numbers, letters and words mean, for `grammar` to compute.
 
-`latex2sympy2_extended` reads the grammar. It reads letters freely, though: `ABC` is a*b*c, primes and the base of
-`1011_2` are dropped, `0.1` is a float. So it only sees the structure: every number and every name is replaced by a
-symbol of its own before, and put back afterwards (see `tree`).
+Every number and every name is written as a symbol that stands for its value: so `ABC` is one name, and `1011_2` a
+number, before anything is multiplied.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import replace
 from typing import Any
 
 import sympy
-from latex2sympy2_extended.latex2sympy2 import latex2sympy
 
+from slime_rewards.mathematics.grammar import Parser
 from slime_rewards.mathematics.spelling import brackets_inwards
 from slime_rewards.mathematics.tokens import Token, TokenStream, tokens_of
-from slime_rewards.mathematics.tree import Tree
 from slime_rewards.mathematics.units import OPERATIONS, UNIT_LETTERS, unit_of
 from slime_rewards.mathematics.values import Formula, NotReadError
 from slime_rewards.mathematics.vocabulary import (
@@ -31,8 +28,6 @@ from slime_rewards.mathematics.vocabulary import (
     SEPARATORS,
 )
 
-logging.getLogger("latex2sympy2_extended").setLevel(logging.ERROR)
-
 #: letters beside each other that may be a product, as xyz; more are a word
 _LONGEST_PRODUCT = 4
 #: words behind a number that are more than a unit
@@ -41,7 +36,7 @@ _DIGITS = re.compile(r"[0-9A-Za-z]+")
 
 
 class FormulaReader(TokenStream):
-    """Writes the text for the library, with a symbol for each number and name."""
+    """Writes the symbols that the grammar is about, one for each number and name."""
 
     def __init__(self, text: str) -> None:
         text = brackets_inwards(text)
@@ -60,17 +55,8 @@ class FormulaReader(TokenStream):
         while self._at < len(self._tokens):
             self._step()
         self._shorten_chain()
-        written = " ".join(self._out).strip()
-        if not written:
-            raise NotReadError
-        if (value := self._simple()) is not None:
-            return Formula(value, self._percent, self._rounded, self._unit)
         try:
-            tree = latex2sympy(written, is_real=True, convert_degrees=False, normalization_config=None)
-        except Exception as error:
-            raise NotReadError from error
-        try:
-            value = Tree(self._values).filled(tree)
+            value = Parser([one for one in self._out if one.strip()], self._values).whole()
         except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError) as error:
             raise NotReadError from error  # 1/0, a matrix plus a number
         return Formula(value, self._percent, self._rounded, self._unit)
@@ -91,23 +77,7 @@ class FormulaReader(TokenStream):
         if len(equals) > 1:
             del self._out[equals[0] : equals[-1]]
 
-    def _simple(self) -> Any | None:
-        """The value of a number or a fraction, most answers, for which the library is not needed; None for others."""
-        out = [one for one in self._out if one]
-        negative = out[:1] == ["-"]
-        match out[negative:]:
-            case [name]:
-                value = self._values.get(name)
-            case [above, "/", below] | [r"\frac", "{", above, "}", "{", below, "}"]:
-                top, bottom = self._values.get(above), self._values.get(below)
-                if not (isinstance(top, sympy.Rational) and isinstance(bottom, sympy.Rational)) or bottom == 0:
-                    return None
-                value = top / bottom
-            case _:
-                return None
-        return -value if value is not None and negative else value
-
-    # --- tokens to the text for the library ---------------------------------------------------------
+    # --- tokens to what the grammar reads -----------------------------------------------------------
 
     def _step(self) -> None:
         token = self._tokens[self._at]
@@ -269,6 +239,10 @@ class FormulaReader(TokenStream):
         if first in OPERATIONS:
             if (meaning := OPERATIONS[first]) is None:
                 raise NotReadError
+            if isinstance(meaning, int):
+                self._out += ["^", "{"]
+                self._put(sympy.Integer(meaning))
+                meaning = "}"
             self._out.append(meaning)
             self._consume_word(start)
             return True
@@ -313,10 +287,8 @@ class FormulaReader(TokenStream):
         if name in ("frac", "binom", "sqrt"):
             self._out.append(rf"\{name}")
             self._arguments(2 if name != "sqrt" else 1)
-        elif name in ("gcd", "lcm"):  # the library would compute them of the symbols
-            raise NotReadError
         elif name == "lg":
-            self._out.append(r"\log_{10}")
+            self._out.append(r"\log")
         elif name == "pi":
             self._constant(r"\pi")
         elif name == "infty":

@@ -7,6 +7,7 @@ import re
 
 import sympy
 
+from slime_rewards.mathematics.bounds import TooMuchWorkError, bounded
 from slime_rewards.mathematics.formula import FormulaReader, in_base
 from slime_rewards.mathematics.spelling import STYLES, as_words, plain_spelling
 from slime_rewards.mathematics.values import Answer, Formula, NotReadError, Ordered, Words
@@ -45,8 +46,9 @@ def read(text: str) -> Answer | None:
                 return Formula(in_base(digits[1], digits[2]))
             if (modulo := _MODULO.fullmatch(text)) is not None:
                 return _congruence(*modulo.groups())
-            return FormulaReader(text).formula()
-        except (NotReadError, RecursionError):
+            with bounded():
+                return FormulaReader(text).formula()
+        except (NotReadError, TooMuchWorkError, RecursionError):
             pass
     if (said := _STATEMENT.search(text)) is not None and isinstance(inner := read(said[1]), Formula):
         return inner

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 #: letters that are units where they stand behind a number and a space: 10 m, 5 s
 UNIT_LETTERS = frozenset("mgshL")
-#: words for operations, and how LaTeX writes them; None: not one that is read
-OPERATIONS: dict[str, str | None] = {
-    "squared": "^{2}",
-    "cubed": "^{3}",
+#: words for operations: the power that they are, or a factorial; None: not one that is read
+OPERATIONS: dict[str, int | str | None] = {
+    "squared": 2,
+    "cubed": 3,
     "factorial": "!",
     **dict.fromkeys(
         ("plus", "minus", "times", "over", "choose", "mod", "modulo", "divided", "multiplied", "sqrt", "root")

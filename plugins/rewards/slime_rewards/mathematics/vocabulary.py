@@ -24,10 +24,9 @@ DECORATIONS = _set(
 )
 #: commands before the name of a figure
 FIGURES = _set("angle triangle measuredangle odot parallelogram square")
-#: commands that the library reads
+#: commands that the grammar reads
 PASSED = FUNCTIONS | _set(
-    "times cdot pm mp cup cap setminus in notin subset leq geq neq infty emptyset to lfloor"
-    " rfloor lceil rceil sum prod int lim { } \\"
+    "times cdot pm mp cup cap setminus in leq geq neq infty emptyset to lfloor rfloor lceil rceil sum prod lim { } \\"
 )
 #: words between the members of a list
 SEPARATORS = frozenset(("and", "or", ",", "及", "和", "或", "或者"))
