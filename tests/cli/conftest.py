@@ -75,6 +75,8 @@ class Loop(ModuleType):
         super().__init__("slime.run.entry")
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.outcome: BaseException | None = None
+        #: whether a run gets as far as its first rollout
+        self.begins = True
         #: rollouts after which it saves a checkpoint and is interrupted
         self.saves: int | None = None
 
@@ -88,6 +90,8 @@ class Loop(ModuleType):
 
     def train(self, *arguments: Any) -> int:
         code = self._record("train", arguments)
+        if self.begins:
+            arguments[3](arguments[0])
         if self.saves is not None:
             save_checkpoint(arguments[0], self.saves)
             raise KeyboardInterrupt

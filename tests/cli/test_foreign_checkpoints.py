@@ -126,7 +126,7 @@ def test_damaged_checkpoints_are_skipped_on_request(
     assert f"note: skipped: checkpoint {folder}/rollout_000003 {damage}" in third
     assert f"note: skipped: checkpoint {folder}/rollout_000002 {damage}" in second
     assert used.endswith(f"continues from {folder}/rollout_000001: 2 rollouts are lost, and are done again")
-    [(_, (config, _, _))] = loop.calls
+    [(_, (config, *_))] = loop.calls
     assert config.checkpoint.load == f"{folder}/rollout_000001"
     assert (folder / "latest").read_text() == "rollout_000001\n", "it would name a damaged one until the next save"
     assert sorted(path.name for path in (folder / "abandoned_1").iterdir()) == ["rollout_000002", "rollout_000003"]

@@ -13,6 +13,7 @@ from tests.cli.conftest import Loop, Slime, save_checkpoint
 
 from slime.cli.resume import _difference
 from slime.config import RunConfig
+from slime.errors import CheckpointError
 from slime.run.folders import LOCK, RunLock
 
 RUN = Path("outputs/run")
@@ -68,7 +69,7 @@ def test_a_stated_checkpoint_wins(slime: Slime, interrupted: Loop) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
 
 
 def test_a_run_that_goes_back_sets_aside_what_it_leaves(slime: Slime, words: list[str], interrupted: Loop) -> None:
@@ -131,6 +132,63 @@ def test_a_run_that_fails_says_where_the_checkpoints_are_that_it_set_aside(slime
     ended = slime("train", "--resume", str(RUN), "--load", str(root / "rollout_000002"))
     assert ended.code == 130
     assert f"the checkpoints after the one that the run went on from are in {root / 'abandoned_1'}" in ended.err
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != LOCK}
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_that_fails_to_start_leaves_the_folder_as_it_was(
+    slime: Slime, words: list[str], interrupted: Loop, finished: bool
+) -> None:
+    root = RUN / "checkpoints"
+    if finished:
+        save_checkpoint(interrupted.configs[0], 4)
+        assert slime("train", "--resume", str(RUN), "--num-rollout", "5").code == 0
+    save_checkpoint(interrupted.configs[0], 3)
+    before = content(RUN)
+    back = ("train", "--resume", str(RUN), "--load", str(root / "rollout_000002"), "--lr", "2e-5")
+    interrupted.begins, interrupted.outcome = False, CheckpointError("its tensors cannot be loaded")
+    ended = slime(*back)
+    assert ended.code == 2 and "its tensors cannot be loaded" in ended.err and "abandoned_1" not in ended.err
+    assert content(RUN) == before
+    ended = slime(*words, "--run-name", "other", "--save", str(root), "--load", str(root / "rollout_000002"))
+    assert ended.code == 2 and content(RUN) == before
+    interrupted.begins, interrupted.outcome = True, None
+    if finished:
+        assert "nothing is left to do" in slime("train", "--resume", str(RUN), "--num-rollout", "5").out
+    assert slime(*back).code == 0
+    assert "lr = 2e-05" in (RUN / "config.toml").read_text() and "rollout_000003" in names(root / "abandoned_1")
+
+
+def test_a_finished_run_that_went_back_does_not_go_back_again(slime: Slime, interrupted: Loop) -> None:
+    root = RUN / "checkpoints"
+    save_checkpoint(interrupted.configs[0], 3)
+    back = ("train", "--resume", str(RUN), "--load", str(root / "rollout_000002"))
+    assert slime(*back).code == 0
+    save_checkpoint(interrupted.configs[0], 4)
+    runs, before = len(interrupted.configs), content(RUN)
+    ended = slime(*back)
+    assert ended.code == 0 and len(interrupted.configs) == runs and content(RUN) == before
+    assert f"the run in {RUN} has gone on from {root / 'rollout_000002'}, and is finished" in ended.out
+    again = ended.out.partition("slime ")[2].replace("NAME", "again").split()
+    assert slime(*again).code == 0 and interrupted.folders[-1] == Path("outputs/again").absolute()
+    assert content(RUN) == before
+    # Anything else is another run, which leaves that one.
+    assert slime(*back, "--lr", "2e-5").code == 0 and names(root / "abandoned_2") == ["rollout_000004"]
+
+
+def test_runs_with_other_folders_do_not_save_to_the_same(slime: Slime, words: list[str], loop: Loop) -> None:
+    with RunLock(Path("kept")) as lock:
+        lock.write()
+        ended = slime(*words, "--run-name", "second", "--save", "kept")
+        assert ended.code == 2 and loop.configs == []
+        assert f"the run that saves to kept is still going on: process {os.getpid()} on" in ended.err
+    assert slime(*words, "--run-name", "third", "--save", "kept").code == 0
+    refused: list[int] = []
+    loop.train = lambda *_: refused.append(slime(*words, "--run-name", "b", "--save", "both").code) or 0  # type: ignore[method-assign,func-returns-value]
+    assert slime(*words, "--run-name", "a", "--save", "both").code == 0 and refused == [2]
 
 
 def test_a_checkpoint_whose_options_this_version_does_not_know_is_continued(
@@ -350,7 +408,7 @@ def test_links_within_the_run_folder_and_checkpoints_that_are_links_are_left(sli
     lock.unlink()
     lock.symlink_to("config.toml")
     ended = slime("train", "--resume", str(RUN))
-    assert ended.code == 2 and "the run folder outputs/run cannot be written to" in ended.err
+    assert ended.code == 2 and "the folder of the run in outputs/run cannot be written to" in ended.err
 
 
 @pytest.mark.usefixtures("loop")

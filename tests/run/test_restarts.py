@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slime.config import RunConfig
-from slime.config.options import ClusterOptions
+from slime.config.options import ClusterOptions, RolloutOptions
 from slime.config.weight_options import CheckpointOptions
 from slime.errors import (
     CheckpointError,
@@ -30,8 +30,8 @@ from slime.errors import (
     WeightSyncError,
 )
 from slime.observe.observer import RunObserver
-from slime.run.checkpoint.read import TRAINER_PART
-from slime.run.checkpoint.save import CheckpointWriter
+from slime.run.checkpoint.read import TRAINER_PART, read_checkpoint
+from slime.run.checkpoint.save import CheckpointWriter, set_aside_later
 from slime.run.supervise.losses import is_curable
 from slime.run.supervise.restarts import newest_of_run, run_with_restarts
 
@@ -135,14 +135,18 @@ def test_it_continues_from_the_newest_intact_checkpoint_of_the_run(tmp_path: Pat
 
 def test_a_damaged_checkpoint_that_was_skipped_is_not_the_latest_any_more(tmp_path: Path) -> None:
     config = RunConfig(
-        cluster=ClusterOptions(use_fault_tolerance=True), checkpoint=CheckpointOptions(save=str(tmp_path / "saved"))
+        rollout=RolloutOptions(num_rollout=6),
+        cluster=ClusterOptions(use_fault_tolerance=True),
+        checkpoint=CheckpointOptions(save=str(tmp_path / "saved")),
     )
     observer, writer = RunObserver(config, tmp_path), CheckpointWriter(tmp_path / "saved", config, {})
     loaded: list[str | None] = []
 
     def attempt(trying: RunConfig) -> None:
         loaded.append(trying.checkpoint.load)
-        if len(loaded) > 1:
+        if trying.checkpoint.load is not None:
+            assert (tmp_path / "saved" / "latest").read_text() == "rollout_000004\n", "nothing is changed before a load"
+            set_aside_later(trying, read_checkpoint(Path(trying.checkpoint.load)))
             return
         for done in (2, 4):
             temporary = writer.begin(done)

@@ -86,7 +86,7 @@ class Preflight:
     @property
     def left_behind(self) -> list[Path]:
         """The checkpoints after the one that the run goes on from, in the folder that it saves to."""
-        return [] if self.checkpoint is None or self.trained else later_checkpoints(self.config, self.checkpoint)
+        return [] if self.checkpoint is None else later_checkpoints(self.config, self.checkpoint)
 
     @property
     def export_folder(self) -> Path:

@@ -15,7 +15,7 @@ from slime.config.assemble import assemble
 from slime.config.choices import override
 from slime.config.command_line import CommandLine
 from slime.config.run_config import SECTIONS
-from slime.config.run_file import read_run_file
+from slime.config.run_file import read_run_file, with_absolute_paths
 from slime.errors import CheckpointError, ConfigError
 from slime.errors.redaction import MARK, redacted
 from slime.observe.metrics import eval_set_names, read_metrics
@@ -175,6 +175,15 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
         return False
     with suppress(CheckpointError):
         return read_checkpoint(Path(config.checkpoint.load)).is_last(config)
+    return False
+
+
+def is_repeated(config: RunConfig, folder: Path) -> bool:
+    """Whether the run in `folder` has gone on from the older checkpoint of --load in just this way, and is finished."""
+    if finished_rollouts(folder) < max(config.num_rollout, 1) or not _goes_back(config):
+        return False
+    with suppress(OSError):
+        return (folder / CONFIG).read_bytes() == with_absolute_paths(config).to_toml().encode()
     return False
 
 

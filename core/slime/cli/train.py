@@ -12,7 +12,15 @@ from pathlib import Path
 from slime.cli.checkpoint_config import exporting_config
 from slime.cli.plan import lines_of_plugins, plan_text
 from slime.cli.preflight import Preflight, preflight
-from slime.cli.resume import CONFIG, continued_notes, is_finished, lacks_evaluation, resumed_config, split_resume
+from slime.cli.resume import (
+    CONFIG,
+    continued_notes,
+    is_finished,
+    is_repeated,
+    lacks_evaluation,
+    resumed_config,
+    split_resume,
+)
 from slime.cli.train_help import engine_help, search_help, train_help
 from slime.compat.functions import place_functions
 from slime.config import RunConfig, config_notes, read_config, resolve
@@ -21,8 +29,9 @@ from slime.config.run_file import with_absolute_paths
 from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 from slime.errors.redaction import redacted
 from slime.observe.samples import write_whole
+from slime.run.checkpoint.read import read_checkpoint
 from slime.run.checkpoint.save import set_aside_later
-from slime.run.folders import RunLock, require_no_links_out
+from slime.run.folders import RunLock, finished_rollouts, require_no_links_out
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"
@@ -56,6 +65,12 @@ def run(argv: Sequence[str]) -> int:
         resumes, lock = place is not None and (folder / CONFIG).is_file(), None
         if resumes:
             lock = held.enter_context(RunLock(folder))
+            if is_repeated(config, folder):
+                print(
+                    f"nothing is left to do: the run in {folder} has gone on from {config.checkpoint.load}, and is"
+                    f" finished. To do that again, beside it: slime train {folder / CONFIG} --run-name NAME"
+                )
+                return 0
             if is_finished(config, folder):
                 print(f"nothing is left to do: the run in {folder} is finished")
                 return 0
@@ -76,17 +91,36 @@ def run(argv: Sequence[str]) -> int:
             for note in notes:
                 print(f"slime: note: {note}", file=sys.stderr)
         lock = lock or held.enter_context(RunLock(folder))
-        aside = None
-        if checked.checkpoint is not None and checked.left_behind:
-            aside = set_aside_later(checked.config, checked.checkpoint)
-        make_run_folder(folder, config)
-        lock.write()
-        code = _train(checked, argv, started, aside)
+        if (save := checked.config.checkpoint.save) is not None:
+            held.enter_context(RunLock(Path(save), "the run that saves to")).write()
+        if not resumes:
+            make_run_folder(folder, config)
+        lock.write(finished=finished_rollouts(folder) or None)
+        code = _train(checked, argv, started, _Beginning(folder, config, lock))
         lock.write(finished=config.num_rollout)
         return code
 
 
-def _train(checked: Preflight, argv: Sequence[str], started: time.struct_time, aside: Path | None) -> int:
+class _Beginning:
+    """What a run changes of an earlier one in its folders, once it has started and loaded what it continues from.
+
+    A run that fails before leaves them as they were.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig, lock: RunLock) -> None:
+        self._folder, self._config, self._lock = folder, config, lock
+        #: where the checkpoints are after the one that the run goes on from
+        self.aside: Path | None = None
+
+    def __call__(self, attempted: RunConfig) -> None:
+        """An attempt at the run begins, with this configuration."""
+        make_run_folder(self._folder, self._config)
+        self._lock.write()
+        if (load := attempted.checkpoint.load) is not None:
+            self.aside = set_aside_later(attempted, read_checkpoint(Path(load))) or self.aside
+
+
+def _train(checked: Preflight, argv: Sequence[str], started: time.struct_time, begins: _Beginning) -> int:
     # It imports Ray, which no check needs.
     from slime.run import entry
 
@@ -94,12 +128,12 @@ def _train(checked: Preflight, argv: Sequence[str], started: time.struct_time, a
         exporting = resolve(exporting_config(checked.config, checked.finished))
         return entry.export(exporting, checked.run_dir, checked.plugins, checked.export_folder)
     try:
-        return entry.train(checked.config, checked.run_dir, checked.plugins)
+        return entry.train(checked.config, checked.run_dir, checked.plugins, begins)
     except (KeyboardInterrupt, Exception) as error:
         if not isinstance(error, SlimeError) or error.exit_code != 2:  # bad input is not to be continued
             error.add_note(how_to_continue(checked.config, checked.run_dir, argv, since=started))
-        if aside is not None:
-            error.add_note(f"the checkpoints after the one that the run went on from are in {aside}")
+        if begins.aside is not None:
+            error.add_note(f"the checkpoints after the one that the run went on from are in {begins.aside}")
         raise
 
 

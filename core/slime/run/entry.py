@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,14 +21,23 @@ from slime.run.signals import ending_on_signals
 from slime.run.supervise.restarts import run_with_restarts
 
 
-def train(config: RunConfig, run_dir: Path, plugins: PluginSet) -> int:
-    """`slime train`: run `config` to its end, with `--use-fault-tolerance` in several attempts if need be."""
+def train(config: RunConfig, run_dir: Path, plugins: PluginSet, begins: Callable[[RunConfig], None]) -> int:
+    """`slime train`: run `config` to its end, with `--use-fault-tolerance` in several attempts if need be.
+
+    Args:
+        config: The run.
+        run_dir: The run folder.
+        plugins: The driver's plugins.
+        begins: Called with the configuration of each attempt when its processes have started and loaded what it
+            continues from: until then, nothing of an earlier run is changed.
+    """
     observer, preemption = RunObserver(config, run_dir, plugins), Preemption(config, run_dir)
 
     def attempt(config: RunConfig) -> None:
         observer.starting("Ray")
         kind = ColocatedRun if config.cluster.colocate else Run  # engines and trainer take turns on the same devices
         with ray_session(config), kind(config, run_dir, plugins, observer, preemption) as run, preemption.accepted():
+            begins(config)
             (train_asynchronously if config.rollout.async_mode else train_synchronously)(run)
             if run.first_rollout == config.num_rollout:  # an earlier attempt ended after its last checkpoint
                 export_where_due(run, config.num_rollout)

@@ -1,6 +1,7 @@
 """The folders that a run writes to: nothing of another run or model is lost in them.
 
-`run.lock` in a run folder is held by the process that uses the folder, and says whether the run is finished.
+`run.lock` in a run folder is held by the process that uses the folder, and says whether the run is finished. The folder
+of `--save` has one too, since runs with other folders may save there.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ LOCK = "run.lock"
 #: the folders in a run folder that slime writes to, besides that of the checkpoints
 _FOLDERS = ("logs", "rollouts", "weights")
 #: whether a name in a folder of checkpoints is written to
-_SAVING = re.compile(r"latest|\.latest\.partial|\.rollout_\d+\.partial|abandoned_\d+").fullmatch
+_SAVING = re.compile(r"latest|\.latest\.partial|\.rollout_\d+\.partial|abandoned_\d+|run\.lock").fullmatch
 
 logger = logging.getLogger(__name__)
 
 
 class RunLock:
-    """Keeps a second run out of a run folder. A context manager; the kernel unlocks it however the process ends."""
+    """Keeps a second run out of a folder. A context manager; the kernel unlocks it however the process ends."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: str = "the run in") -> None:
         """Lock a folder, which is made if need be.
+
+        Args:
+            folder: The folder.
+            run: Which run uses it, for messages: the words before its path.
 
         Raises:
             ConfigError: A run in it is still going on, or it cannot be written to.
@@ -48,14 +53,14 @@ class RunLock:
         except DiskFullError:
             raise
         except OSError as error:
-            raise ConfigError(f"the run folder {folder} cannot be written to: {error.strerror}") from error
+            raise ConfigError(f"the folder of {run} {folder} cannot be written to: {error.strerror}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._file)
             holder = _content(self._path)
             raise ConfigError(
-                f"the run in {folder} is still going on: process {holder.get('pid')} on {holder.get('host')} uses the"
+                f"{run} {folder} is still going on: process {holder.get('pid')} on {holder.get('host')} uses the"
                 " folder. Wait until it has ended, or end it"
             ) from None
         except OSError as error:

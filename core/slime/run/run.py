@@ -140,9 +140,6 @@ class Run:
         config, fingerprint = self.config, self._plugins.fingerprint()
         checkpoint = read_checkpoint(Path(config.checkpoint.load)) if config.checkpoint.load else None
         provenance = self._plugins.provenance(config)
-        path = self._run_dir / "plugins.json"
-        with writing(path):
-            path.write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         if config.checkpoint.save is not None:
             writer = writer_for(Path(config.checkpoint.save), config, self._plugins, self._run_dir)
             self._saver = Saver(writer, self._trainer, self._rollout, self.observer, self._retention)
@@ -169,6 +166,9 @@ class Run:
             self._build_trainer([(config, self._run_dir, fingerprint, rank) for rank in range(ranks)])
         self._wait_started()
         self._load(checkpoint)
+        path = self._run_dir / "plugins.json"
+        with writing(path):
+            path.write_text(json.dumps(provenance, indent=1), encoding="utf-8")
         self.observer.run_started(config, self._run_dir)
 
     def _start_engines(self, placement: Placement) -> None:

@@ -271,8 +271,8 @@ def checkpoints_in(root: Path) -> list[Path]:
 
 
 def later_checkpoints(config: RunConfig, start: Checkpoint) -> list[Path]:
-    """What was saved after `start` in its folder, newest first, if a run with `config` saves there too."""
-    save = config.checkpoint.save
+    """What was saved after `start` in its folder, newest first, if a run with `config` trains on and saves there."""
+    save = None if start.is_last(config) else config.checkpoint.save
     for root in (start.place.parent, start.place.resolve().parent):  # --load may name a link
         if save is not None and Path(save).resolve() == root.resolve():
             return [path for path in checkpoints_in(root) if _number(path.name) > start.rollouts_done]

@@ -15,7 +15,6 @@ from slime.config import RunConfig
 from slime.errors import SlimeError
 from slime.observe.observer import RunObserver
 from slime.run.checkpoint.read import Checkpoint, checkpoints_in, newest_intact
-from slime.run.checkpoint.save import set_aside_later
 from slime.run.supervise.losses import is_curable
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,6 @@ def run_with_restarts(
             trying = config
             observer.restarting(causes[-1], None)
         else:
-            set_aside_later(config, checkpoint)
             trying = config.with_options("checkpoint", load=str(checkpoint.path))
             observer.restarting(causes[-1], (checkpoint.rollouts_done, checkpoint.path))
 
