@@ -58,6 +58,8 @@ class Fleet:
     slowest: float = 1.5
     #: answer nothing until this many requests have come and `StubFleet.release` was called
     hold: bool = False
+    #: a new request for a longer response than this stands still at this many tokens until it is aborted
+    halt: int = LONGEST
 
     def length(self, seed: int) -> int:
         """Tokens of the whole response of a sample with this sampling seed."""
@@ -117,6 +119,8 @@ class _Running:
     seconds: float
     message: _Message
     place: int
+    #: whether it stands still at `Fleet.halt` tokens
+    halts: bool
     timer: asyncio.TimerHandle | None = None
 
 
@@ -148,7 +152,8 @@ class _Engine:
             seed, most = sampling["sampling_seed"], sampling["max_new_tokens"]
             length = process.fleet.length(seed) - (len(tokens) - process.fleet.prompt)
             count, reason = (most, "length") if length > most else (length, "stop")
-            running = _Running(name, seed, count, reason, now, count * self.step_s, message, place)
+            halts = len(tokens) == process.fleet.prompt and count > process.fleet.halt
+            running = _Running(name, seed, count, reason, now, count * self.step_s, message, place, halts)
             assert name not in self.running, "one name for two requests"
             self.running[name] = running
             process.served.requests[self.index] += 1
@@ -160,7 +165,8 @@ class _Engine:
 
     def begin(self, running: _Running) -> None:
         running.started = self.process.loop.time()
-        running.timer = self.process.loop.call_later(running.seconds, self.end, running)
+        if not running.halts:
+            running.timer = self.process.loop.call_later(running.seconds, self.end, running)
 
     def end(self, running: _Running, *, aborted: bool = False) -> None:
         """Answer one request, with fewer tokens if it was aborted."""
@@ -168,7 +174,8 @@ class _Engine:
         tokens, reason = running.tokens, running.reason
         if aborted:
             share = passed_s / running.seconds if running.seconds and running.timer else 0.0
-            tokens, reason = min(tokens - 1, int(tokens * share)), "abort"
+            done = self.process.fleet.halt if running.halts else int(tokens * share)
+            tokens, reason = min(tokens - 1, done), "abort"
         else:
             served.finished[running.seed] += 1
         if running.timer is not None:
