@@ -26,7 +26,7 @@ def train(slime: Slime, described_model: Path, prompts: Path) -> Slime:
 
 def test_the_loop_gets_the_resolved_configuration_and_its_folder(train: Slime, loop: Loop) -> None:
     assert train("--run-name", "run").code == 0
-    [(_, (config, run_dir, plugins))] = loop.calls
+    [(_, (config, run_dir, plugins, _begins))] = loop.calls
     assert run_dir == Path("outputs/run")
     assert config.rollout.global_batch_size == 8
     assert plugins.find("reward", "exact_match").name == "exact_match"

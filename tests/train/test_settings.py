@@ -130,6 +130,11 @@ def test_the_vocabulary_is_padded_to_what_the_layout_needs() -> None:
         (1, {"optimizer": "sgd", "use_distributed_optimizer": True}, "only Adam"),
         (1, {"optimizer": "muon"}, "--optimizer 'muon' is not one of adam, sgd"),
         (1, {"recompute_granularity": "everything"}, "Megatron's TransformerConfig refuses"),
+        (
+            1,
+            {"cuda_graph_scope": "atn"},
+            "Megatron's TransformerConfig refuses these options: 'atn' is no name that it knows",
+        ),
     ],
 )
 def test_unsupported_settings_are_refused(world_size: int, flags: dict[str, Any], message: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
+from slime.cli.preflight_engine import engine_option_problems
 from slime.cli.preflight_model import (
     ModelFacts,
     check_vocabulary,
@@ -157,6 +158,8 @@ def preflight(
     if trains and not problems:
         critic = "critic" in checked.used["estimator"].component.spec.needs if "estimator" in checked.used else False
         problems += learning_rate_problems(config, with_critic=critic)
+    if with_engines and not problems:
+        problems += engine_option_problems(config)
     with _collected(problems):
         platform_of(config.device)
     with _collected(problems):

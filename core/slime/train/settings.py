@@ -296,7 +296,8 @@ def _build(kind: type, fields: Mapping[str, Any]) -> Any:
     """Build the dataclass; errors of its own checks become a `ConfigError`."""
     try:
         return kind(**fields)
-    except (AssertionError, TypeError, ValueError) as error:
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        reason = f"{error} is no name that it knows" if isinstance(error, KeyError) else error
         raise ConfigError(
-            f"Megatron's {kind.__name__} refuses these options: {error or 'an assertion without text'}"
+            f"Megatron's {kind.__name__} refuses these options: {reason or 'an assertion without text'}"
         ) from error

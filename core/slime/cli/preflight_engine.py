@@ -1,0 +1,161 @@
+"""Asks the installed SGLang what it accepts, where its source does not list the values of an option.
+
+Some choices are lists that SGLang's plugins extend, and some values are looked up when a server starts. A process of
+its own, `python -m slime.cli.preflight_engine DEVICE WHOLE OPTIONS ARGUMENTS...`, imports SGLang, which takes seconds:
+it is started only for a run that sets such an option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stderr, suppress
+from io import StringIO
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from slime.config import RunConfig
+from slime.config.run_config import nvidia_devices
+from slime.config.sglang_options import sglang_argv, sglang_flags
+from slime.engine.server import EngineSpec, server_arguments, server_environment
+from slime.errors import did_you_mean, one_line
+from slime.platform import platform_of
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 300.0
+#: the levels of Python's and uvicorn's logs
+_LEVELS = {
+    "log_level": ("debug", "info", "warning", "error", "critical"),
+    "log_level_http": ("trace", "debug", "info", "warning", "error", "critical"),
+}
+#: option -> the tables of names, below sglang.srt, in which a server looks its value up when it has parsed its words
+_LATER = {
+    "chat_template": ("parser.conversation:chat_templates", "parser.python_chat_template:PYTHON_CHAT_TEMPLATES"),
+    "completion_template": ("parser.code_completion_parser:completion_templates",),
+    "eplb_algorithm": ("eplb.eplb_algorithms:EplbAlgorithm.__members__",),
+    "model_config_parser": ("configs.model_config_parser_registry:_MODEL_CONFIG_PARSER_REGISTRY",),
+    "model_impl": ("configs.model_config:ModelImpl._value2member_map_",),
+    "radix_cache_backend": ("mem_cache.registry:_RADIX_CACHE_REGISTRY",),
+    "warmups": ("entrypoints.warmup:_warmup_registry",),
+}
+#: those that may name a file instead
+_FILES = ("chat_template", "completion_template")
+
+
+def engine_option_problems(config: RunConfig) -> Iterator[str]:
+    """What SGLang would refuse of the options of a run that has no other problems."""
+    options = dict(config.sglang)
+    for key in _LEVELS.keys() & options.keys():
+        if (level := str(options.pop(key)).lower()) not in _LEVELS[key]:
+            yield _unknown(key, level, _LEVELS[key])
+    open_options = {key: value for key, value in options.items() if _is_open(key)}
+    if open_options:
+        yield from _asked(config, open_options)
+
+
+def _is_open(key: str) -> bool:
+    """Whether the values of an option are names that its declaration does not list."""
+    kind = next(flag.type.annotation for flag in sglang_flags().values() if flag.key == key)
+    return kind is str or str in typing.get_args(kind)
+
+
+def _asked(config: RunConfig, options: Mapping[str, Any]) -> list[str]:
+    """The problems that a child process finds with these options, and with all of them together."""
+    trusted = ["--trust-remote-code"] if config.checkpoint.trust_remote_code else []
+    spec = EngineSpec(
+        model_path=str(config.checkpoint.hf_checkpoint),
+        log_path=Path(os.devnull),
+        tp_size=config.cluster.rollout_num_gpus_per_engine,
+        device=config.device,
+        deterministic=config.run.deterministic,
+        extra_args=[*sglang_argv(config.sglang), *trusted],
+    )
+    # What SGLang makes of its options depends on the machine: for engines elsewhere only their words are checked.
+    whole = config.cluster.ray_address is None and (not config.on_gpu or nvidia_devices() > 0)
+    words = [config.device, json.dumps(whole), json.dumps(options), *server_arguments(spec, port=1)]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, *words],
+            env={**os.environ, **server_environment(spec)},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+        found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        logger.warning("SGLang could not be asked whether it accepts its options: %s", one_line(error))
+        return []
+    return found
+
+
+# --- in the child process ---------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Entry point of the child: the problems as a JSON list in the last line of the output."""
+    device, whole, options, *arguments = sys.argv[1:]
+    platform_of(device).prepare_engine()
+    importlib.import_module("sglang.srt.plugins").load_plugins()
+    problems = [*_unknown_names(json.loads(options))] or [*_refused(arguments, whole=json.loads(whole))]
+    print("\n" + json.dumps(problems), flush=True)
+    os._exit(0)  # SGLang's threads and exit handlers have nothing to do
+
+
+def _unknown_names(options: Mapping[str, Any]) -> Iterator[str]:
+    """Values that are none of those that SGLang's parser, or its server, knows."""
+    parser = argparse.ArgumentParser()
+    importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+    actions = {action.dest: action for action in parser._actions}
+    for key, value in options.items():
+        if key not in actions:
+            continue
+        known = actions[key].choices
+        with suppress(ImportError, AttributeError):  # another SGLang may keep them elsewhere
+            if known is None and key in _LATER:
+                known = {str(actions[key].default or ""), *chain.from_iterable(map(_names_in, _LATER[key]))}
+        for one in value.split(",") if key == "warmups" else value if isinstance(value, list) else [value]:
+            if known is not None and one not in known and not (key in _FILES and Path(one).exists()):
+                yield _unknown(key, one, map(str, known))
+
+
+def _names_in(place: str) -> list[str]:
+    """The names in a table of SGLang, which is given as `module:attribute`."""
+    module, _, path = place.partition(":")
+    table: Any = importlib.import_module(f"sglang.srt.{module}")
+    for part in path.split("."):
+        table = getattr(table, part)
+    return list(map(str, table))
+
+
+def _refused(arguments: list[str], *, whole: bool) -> Iterator[str]:
+    """What SGLang's own checks say, as a server would when it starts."""
+    said = StringIO()
+    try:
+        with redirect_stderr(said):
+            server_args = importlib.import_module("sglang.srt.server_args").prepare_server_args(arguments)
+            if whole:
+                server_args.resolve_once()
+    except SystemExit:
+        yield f"SGLang refuses its options: {said.getvalue().strip().splitlines()[-1].partition('error: ')[2]}"
+    except Exception as error:  # noqa: BLE001 - SGLang's checks raise anything
+        yield f"SGLang refuses its options: {one_line(error)}"
+
+
+def _unknown(key: str, value: str, known: Iterable[str]) -> str:
+    names = sorted(name for name in known if name)
+    expected = f"one of {', '.join(names)}" if names else "nothing: this SGLang has none"
+    return f"--sglang-{key.replace('_', '-')}: got {value!r}, expected {expected}.{did_you_mean(value, names)}"
+
+
+if __name__ == "__main__":
+    main()

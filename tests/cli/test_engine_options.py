@@ -1,0 +1,96 @@
+"""Options of SGLang whose values its declarations do not list: the installed SGLang is asked before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Loop, Slime
+
+from slime.cli.preflight_engine import _is_open
+
+
+@pytest.mark.parametrize(
+    ("key", "is_open"),
+    [
+        *(
+            (key, True)
+            for key in ("attention_backend", "load_format", "quantization", "tool_call_parser", "chat_template")
+        ),
+        *((key, True) for key in ("speculative_algorithm", "lora_target_modules", "cuda_graph_backend_decode")),
+        *(
+            (key, False)
+            for key in ("dtype", "tokenizer_mode", "mem_fraction_static", "context_length", "schedule_policy")
+        ),
+        *((key, False) for key in ("preferred_sampling_params", "disable_radix_cache")),
+    ],
+)
+def test_sglang_is_asked_about_names_that_its_source_does_not_list(key: str, is_open: bool) -> None:
+    assert _is_open(key) == is_open
+
+
+@pytest.mark.parametrize(("flag", "level"), [("log-level", "loud"), ("log-level-http", "warn"), ("log-level", "trace")])
+def test_levels_are_checked_without_sglang(
+    slime: Slime, base_words: list[str], loop: Loop, monkeypatch: pytest.MonkeyPatch, flag: str, level: str
+) -> None:
+    monkeypatch.setattr("subprocess.run", None)
+    ended = slime("train", *base_words, f"--sglang-{flag}", level)
+    assert ended.code == 2 and loop.calls == []
+    assert f"--sglang-{flag}: got '{level}', expected one of" in ended.err
+    assert slime("train", *base_words, f"--sglang-{flag}", "INFO", "--dry-run").code == 0
+
+
+def test_without_an_answer_the_run_is_not_refused(
+    slime: Slime, base_words: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise subprocess.CalledProcessError(1, "python")
+
+    monkeypatch.setattr("subprocess.run", broken)
+    assert slime("train", *base_words, "--sglang-attention-backend", "triton", "--dry-run").code == 0
+    assert "SGLang could not be asked whether it accepts its options" in caplog.text
+
+
+@pytest.mark.slow
+def test_what_sglang_does_not_know_is_refused_before_anything_starts(
+    slime: Slime, base_words: list[str], loop: Loop, tmp_path: Path
+) -> None:
+    """One start of SGLang for many options: it answers for all of them."""
+    wrong = {
+        "attention-backend": ("torch_nativ", "Did you mean torch_native?"),
+        "load-format": ("safetensor", "Did you mean safetensors?"),
+        "tool-call-parser": ("qwn25", "Did you mean qwen25?"),
+        "reasoning-parser": ("qwen-3", "Did you mean qwen3?"),
+        "quantization": ("hot", "expected one of "),
+        "radix-eviction-policy": ("lruu", "Did you mean lru?"),
+        "chat-template": ("chatmll", "Did you mean chatml?"),
+        "completion-template": ("hot", "expected one of "),
+        "model-impl": ("sglan", "Did you mean sglang?"),
+        "eplb-algorithm": ("deepsek", "Did you mean deepseek?"),
+        "model-config-parser": ("mistrall", "Did you mean mistral?"),
+        "radix-cache-backend": ("hot", "expected nothing: this SGLang has none."),
+    }
+    words = [word for name, (value, _) in wrong.items() for word in (f"--sglang-{name}", value)]
+    ended = slime("train", *base_words, *words, "--dry-run")
+    assert ended.code == 2 and loop.calls == [] and "please report" not in ended.err
+    for name, (value, said) in wrong.items():
+        line = next(line for line in ended.err.splitlines() if f"--sglang-{name}: " in line)
+        assert f"got '{value}', expected " in line and said in line, line
+
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages }}")
+    right = {"attention-backend": "torch_native", "tool-call-parser": "qwen25", "chat-template": str(template)}
+    words = [word for name, value in right.items() for word in (f"--sglang-{name}", value)]
+    ended = slime("train", *base_words, *words, "--dry-run")
+    assert ended.code == 0, ended.err
+
+    ended = slime("train", *base_words, "--sglang-speculative-algorithm", "EAGEL", "--dry-run")
+    assert ended.code == 2 and "SGLang refuses its options: ValueError: Unknown speculative algorithm name" in ended.err
+
+
+def test_asking_loads_nothing_into_this_process() -> None:
+    code = "import sys, slime.cli.preflight_engine; print({'torch', 'ray', 'sglang'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "set()\n"
