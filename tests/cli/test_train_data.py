@@ -15,6 +15,7 @@ from tests.support.prompt_files import FORMATS, numbered, write_rows
 
 from slime.cli import preflight_data
 from slime.cli.preflight_data import PromptSet, look
+from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_source import parse_source
 from slime.kit.readers.rows import Columns
 
@@ -80,6 +81,27 @@ def test_repeated_prompts_are_noted(dry_run: Slime, tmp_path: Path) -> None:
     ]
     [line] = data_lines(dry_run("--prompt-data", str(write_rows(tmp_path, "jsonl", rows))).out)
     assert line.endswith("3 rows repeat the prompt of an earlier one (1 of them with another label)")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("given", "repeated"),
+    [
+        ([1, 2, 1, 1], 2),
+        (["a", "b", "b", "c"], 1),
+        ([None, None, None, 7], 0),
+        ([{"id": 5}, {"id": 6}, {"id": 5}, {"id": 7}], 1),
+        ([1, 2, 3, 4], 0),
+    ],
+)
+def test_rows_with_the_same_id_are_noted(
+    dry_run: Slime, tmp_path: Path, kind: str, given: list[Any], repeated: int
+) -> None:
+    key = "metadata" if isinstance(given[0], dict) else "id"
+    rows = [{**row, key: one} for row, one in zip(numbered(4), given, strict=True)]
+    [line] = data_lines(dry_run("--prompt-data", str(write_rows(tmp_path, kind, rows))).out)
+    assert (f"{repeated} rows have the id of an earlier one" in line) == bool(repeated)
+    assert ("the id of an earlier one" in line) == bool(repeated)
 
 
 def test_messages_lead_to_a_run_of_supervised_training(slime: Slime, base_words: list[str], tmp_path: Path) -> None:
@@ -183,6 +205,41 @@ def test_sparse_metadata_of_a_large_file_may_lie_outside_the_sample(
     monkeypatch.setattr(preflight_data, "SAMPLED", 2)
     assert dry_run(*words).code == 0
     assert "no row has metadata under the key 'inf'" in dry_run(*words[:-1], "inf").err
+
+
+@pytest.mark.parametrize(
+    ("flag", "key", "value", "near"),
+    [
+        ("--metadata-key", "info", {"k": 1}, "inf"),
+        ("--metadata-key", "extra.info", {"k": 1}, "extra.inf"),
+        ("--metadata-key", "größe", {"k": 1}, "größ"),
+        ("--tool-key", "tools", [{"type": "function", "function": {"name": "f"}}], "tool"),
+    ],
+)
+@pytest.mark.parametrize("ascii_alone", [True, False])
+def test_a_key_that_only_rows_outside_the_sample_have(
+    dry_run: Slime,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: str,
+    key: str,
+    value: Any,
+    near: str,
+    ascii_alone: bool,
+) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "x", "label": "1"} for _ in range(5000)]
+    head, _, rest = key.partition(".")
+    rows[-1][head] = {rest: value} if rest else value
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row, ensure_ascii=ascii_alone) + "\n" for row in rows), encoding="utf-8")
+    monkeypatch.setattr(preflight_data, "WHOLE", 2)
+    monkeypatch.setattr(preflight_data, "SAMPLED", 2)
+    words = ("--prompt-data", str(path), "--apply-chat-template", flag)
+    reader = open_reader(parse_source(str(path)), Columns("prompt", "label"))
+    assert reader.may_have(key) and not reader.may_have(near)
+    [line] = data_lines(dry_run(*words, key).out)
+    assert f"none of the sampled rows has {'tools' if 'tool' in flag else 'metadata'} ({flag} {key})" in line
+    assert f"under the key {near!r} ({flag})" in dry_run(*words, near).err
 
 
 def test_only_the_beginning_of_a_large_gzip_file_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

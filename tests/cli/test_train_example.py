@@ -160,6 +160,26 @@ def test_a_template_that_leaves_out_the_results_of_tools_is_refused(model: Folde
     assert "the chat template leaves out messages of the role 'tool' after an answer" in plan(folder, *TOOLS, code=2)
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_tool_calls_that_a_template_leaves_out_are_noted(
+    model: Folder, plan: Any, tmp_path: Path, *, shown: bool
+) -> None:
+    folder = model("qwen3")
+    path = folder / "chat_template.jinja"
+    if not shown:
+        path.write_text(path.read_text().replace("for call in m.tool_calls or []", "for call in []"))
+    call = {"id": "call00000", "type": "function", "function": {"name": "find", "arguments": {}}}
+    chat = [
+        {"role": "user", "content": "look up"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "call00000"},
+    ]
+    data = tmp_path / "chats.jsonl"
+    data.write_text(json.dumps({"prompt": chat, "label": "42"}) + "\n")
+    text = plan(folder, "--apply-chat-template", data=data)
+    assert ("the chat template leaves out the tool calls of 1 rows" in text) != shown
+
+
 def test_an_unknown_tool_is_refused(model: Folder, plan: Any) -> None:
     assert "no tool is called 'calculater'" in plan(model("qwen3"), *TOOLS, "--generator.tools", "calculater", code=2)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime.cli.preflight_model import ModelFacts
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.errors import ConfigError, DataError, did_you_mean
+from slime.kit.readers.call_arguments import called
 from slime.kit.readers.feed.work import BlocksJob, Job, RowsJob, Work
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_file import bad_row_error
@@ -45,7 +47,10 @@ class DataFacts:
     names: Sequence[str] = ()  #: keys of the rows
     repeated: int = 0  #: rows whose prompt an earlier row has
     contradicting: int = 0  #: of these, rows with another label
+    unshown: int = 0  #: rows with tool calls of which the chat template prints no trace
+    same_id: int = 0  #: rows whose "id" an earlier row has
     sampled: int | None = None  #: rows that were read; None: all
+    unseen: list[str] = field(default_factory=list)  #: what none of the rows that were read has
     share: float | None = None  #: of the prompts, if files are mixed
     first: PromptRow | None = None  #: the first row that can be used
 
@@ -63,7 +68,12 @@ class DataFacts:
         if self.repeated:
             other = f" ({self.contradicting} of them with another label)" if self.contradicting else ""
             parts.append(f"{self.repeated} rows repeat the prompt of an earlier one{other}")
+        if self.unshown:
+            parts.append(f"the chat template leaves out the tool calls of {self.unshown} rows")
+        if self.same_id:
+            parts.append(f"{self.same_id} rows have the id of an earlier one")
         if self.sampled is not None:
+            parts += [f"none of the sampled rows has {one}" for one in self.unseen]
             parts.append(f"by {self.sampled} rows of a sample; the others are checked {self.rest_checked}")
         return ", ".join(parts)
 
@@ -137,15 +147,29 @@ def check_data(
         optional.append((columns.metadata_key, "--metadata-key", "metadata", [one.with_metadata for one in facts]))
     for key, flag, what, counts in optional:
         if key is not None and not any(counts) and not (prompts.evaluation and what == "tools"):
+            sampled = [one for one in facts if one.sampled is not None]
+            # Rows outside the sample may have them.
+            if any(_may_have(one.source, prompts, key) for one in sampled):
+                for one in sampled:
+                    one.unseen.append(f"{what} ({flag} {key})")
+                continue
             names = list(dict.fromkeys(name for one in facts for name in one.names))
-            if key in names and any(one.sampled is not None for one in facts):
-                continue  # rows outside the sample may have them
             listed = ", ".join(map(repr, names)) or "none"
             raise DataError(
                 f"{', '.join(prompts.files)}: no row has {what} under the key {key!r} ({flag}). Keys of the rows:"
                 f" {listed}.{did_you_mean(key, names)}"
             )
     return facts
+
+
+def _may_have(source: PromptSource, prompts: PromptSet, key: str) -> bool:
+    """Whether a row of the whole file may have a key."""
+    with contextlib.closing(_opened(source, prompts)) as reader:
+        return reader.may_have(key)
+
+
+def _opened(source: PromptSource, prompts: PromptSet) -> Reader:
+    return open_reader(source, prompts.columns, by_block=True, most_unpacked=WHOLE * 2**16)
 
 
 def look(
@@ -168,10 +192,11 @@ def look(
         DataError: A row may not be left out, a prompt has a token that the model does not know, or no row is left.
     """
     facts = DataFacts(prompts.name, source, limit, prompts.rest_checked)
-    with contextlib.closing(open_reader(source, prompts.columns, by_block=True, most_unpacked=WHOLE * 2**16)) as reader:
+    with contextlib.closing(_opened(source, prompts)) as reader:
         jobs, whole = _jobs(reader)
         facts.names = reader.names()
         labels: dict[int, str | None] = {}
+        ids: set[str | int] = set()
         work = Work([reader], tokenizer if limit else None, prompts.form, limit or None)
         for drawn in (one for job in jobs for one in work.perform(job)):
             facts.rows += 1
@@ -192,6 +217,9 @@ def look(
                 facts.with_metadata += bool(row.metadata.keys() - {"tools"})
                 prompt = hash(repr((row.prompt, row.tools)))
                 facts.repeated += prompt in labels
+                facts.unshown += _leaves_out_calls(row, tokenizer)
+                facts.same_id += row.id in ids
+                ids |= set() if row.id is None else {row.id}
                 facts.contradicting += labels.setdefault(prompt, row.label) != row.label
             elif row.overlong and prompts.drop_overlong:
                 facts.overlong += 1
@@ -212,6 +240,17 @@ def look(
             facts.nearly = "more than " if reader.incomplete else "" if reader.rows else "about "
             facts.rows = reader.rows or round(facts.rows * reader.blocks / len(jobs))
     return facts
+
+
+def _leaves_out_calls(row: PromptRow, tokenizer: Any) -> bool:
+    """Whether the name of a tool that the prompt calls is not in its text."""
+    calls = [] if isinstance(row.prompt, str) else [call for message in row.prompt for call in called(message)]
+    names = [str(call.get("name")) for call in calls]
+    plain = [name for name in names if re.fullmatch(r"[\w.-]+", name, re.ASCII)]  # no template quotes these
+    if not plain or not row.tokens:
+        return False
+    text = tokenizer.decode(row.tokens, skip_special_tokens=False)
+    return any(name not in text for name in plain)
 
 
 def _text_of(tokenizer: Any, token: int) -> str:

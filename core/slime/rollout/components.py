@@ -62,6 +62,7 @@ class ComponentBuilder:
 
     def make(self, resolved: Resolved) -> Any:
         """A component's object, for this process."""
+        generator = self.used.get("generator")  # `slime score` has none
         context = Context(
             seed=self.config.data.rollout_seed,
             run_dir=self.run_dir,
@@ -70,7 +71,7 @@ class ComponentBuilder:
             tokenizer=self.tokenizer,
             engine_url=self.engine_url,
             engine_key=self.engine_key,
-            prompt_tools=self.used["generator"].prompt_tools(self.config),
+            prompt_tools=() if generator is None else generator.prompt_tools(self.config),
         )
         return resolved.build(context)
 

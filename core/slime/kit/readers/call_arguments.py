@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import orjson
+from slime.kit.readers.json_text import parsed
 
 _PROBE = "probe7391"
-#: how Python prints an object: a template that adds the arguments to text would show the model this
-_PRINTED = f"{{'{_PROBE}'"
+#: arguments as text; a template that adds an object to text would show the model how Python prints it instead
+_TEXT = f'{{"{_PROBE}": "-"}}'
 
 
 def taken_arguments(
     messages: Sequence[Mapping[str, Any]], render: Callable[[list[dict[str, Any]]], str]
 ) -> list[dict[str, Any]]:
-    """The messages, with the arguments of tool calls as objects, or as JSON text if the template only takes text.
+    """The messages, with the arguments of tool calls in a form that the template prints once.
 
-    OpenAI's API has them as text, which most templates would quote once more; others can only add text to text.
+    OpenAI's API has them as JSON text, which many templates would quote once more; others can only add text to text.
+    A template that takes both gets what there is.
 
     Args:
         messages: A chat.
@@ -27,22 +28,32 @@ def taken_arguments(
     chat = [dict(message) for message in messages]
     if not any(message.get("tool_calls") for message in chat):
         return chat
-    call = {"id": "call00000", "type": "function", "function": {"name": "tool", "arguments": {_PROBE: "-"}}}
-    asked = {"role": "user", "content": "-"}
-    text = False
-    try:
-        text = _PRINTED in render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
-    except Exception:  # noqa: BLE001 - the model's own template may raise anything
-        call["function"] = {"name": "tool", "arguments": f'{{"{_PROBE}": "-"}}'}
-        try:
-            text = _PROBE in render([asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
-        except Exception:  # noqa: BLE001 - it refuses any call, and says so for the messages themselves
-            text = False
-    convert = _as_text if text else _as_object
+    printed = _printed(render, {_PROBE: "-"})
+    takes_object = printed is not None and f"{{'{_PROBE}'" not in printed
+    takes_text = _TEXT in (_printed(render, _TEXT) or "")
+    convert = _as_object if not takes_text else _or_empty if takes_object else _as_text
     for message in chat:
         if isinstance(message.get("tool_calls"), list):
             message["tool_calls"] = [_converted(one, convert) for one in message["tool_calls"]]
     return chat
+
+
+def called(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The name and arguments of each tool call of a message."""
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            yield function
+
+
+def _printed(render: Callable[[list[dict[str, Any]]], str], arguments: Any) -> str | None:
+    """What the template makes of a call with these arguments; None if it refuses it."""
+    call = {"id": "call00000", "type": "function", "function": {"name": "tool", "arguments": arguments}}
+    try:
+        return render([{"role": "user", "content": "-"}, {"role": "assistant", "content": "", "tool_calls": [call]}])
+    except Exception:  # noqa: BLE001 - the model's own template may raise anything
+        return None
 
 
 def _converted(call: Any, convert: Callable[[Any], Any]) -> Any:
@@ -58,11 +69,16 @@ def _as_object(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        value = orjson.loads(arguments) if arguments.strip() else {}
-    except orjson.JSONDecodeError:
+        value = parsed(arguments.encode()) if arguments.strip() else {}
+    except ValueError:  # it is no JSON, or no text that could be written
         return arguments
     return value if isinstance(value, dict) else arguments
 
 
 def _as_text(arguments: Any) -> Any:
-    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else _or_empty(arguments)
+
+
+def _or_empty(arguments: Any) -> Any:
+    """The arguments, and an empty object in place of an empty text, which is how some servers spell it."""
+    return "{}" if isinstance(arguments, str) and not arguments.strip() else arguments

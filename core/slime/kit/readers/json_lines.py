@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -140,12 +141,32 @@ class JsonLines(Reader):
         return self._newlines[stretch] + file.read(rest).count(b"\n") + 1
 
     def names(self) -> list[str]:
-        """The keys of the first row, and those inside its objects."""
-        for _, line in (found for number in range(self.blocks) for found in self._lines(number)):
-            with suppress(ValueError):
-                if isinstance(value := orjson.loads(line.removeprefix(_BOM)), dict):
-                    return paths(value)
-        return []
+        """The keys of the first rows, and those inside their objects."""
+        found: dict[str, None] = {}
+        for number in range(self.blocks):
+            for _, line in self._lines(number):
+                with suppress(ValueError):
+                    if isinstance(value := orjson.loads(line.removeprefix(_BOM)), dict):
+                        found |= dict.fromkeys(paths(value))
+            if found:
+                break
+        return list(found)
+
+    def may_have(self, key: str) -> bool:
+        """Whether the name of the key stands in the file, which is read in constant memory and not parsed."""
+        if self.incomplete:
+            return True
+        first, _, last = key.rpartition(".")
+        spelt = {json.dumps(last, ensure_ascii=ascii_alone)[1:].encode() for ascii_alone in (True, False)}
+        before = rb'["\.]' if first else b'"'
+        name = re.compile(before + b"(?:" + b"|".join(map(re.escape, spelt)) + rb")\s*:")
+        file, kept = self._opened(), b""
+        file.seek(self._start)
+        while piece := file.read(min(2**20, self._end - file.tell())):
+            if name.search(kept + piece):
+                return True
+            kept = (kept + piece)[-len(key.encode()) * 6 - 64 :]
+        return False
 
     def _row(self, line: bytes, position: int) -> PromptRow | BadRow:
         text = line.removeprefix(_BOM) if position == 0 else line

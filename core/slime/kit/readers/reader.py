@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime.kit.readers.keys import ABSENT, RowError, find, paths
+from slime.kit.readers.keys import ABSENT, RowError, column_of, find, paths
 from slime.kit.readers.prompt_source import PromptSource
 from slime.kit.readers.rows import Columns, PromptRow
 from slime.kit.readers.table_values import has_short_floats, json_value, shortest, without_nulls
@@ -112,6 +112,10 @@ class Reader(ABC):
     def names(self) -> list[str]:
         """The keys of the rows, also those inside their objects, for messages."""
 
+    @abstractmethod
+    def may_have(self, key: str) -> bool:
+        """Whether a row may have a key. False is certain: the whole file was looked at."""
+
     def checked(self, row: object) -> PromptRow | BadRow:
         """The row as slime uses it, or the reason why it is unusable."""
         try:
@@ -133,6 +137,10 @@ class TableReader(Reader):
     def names(self) -> list[str]:
         """The columns, and the fields inside them."""
         return paths(self._fields)
+
+    def may_have(self, key: str) -> bool:
+        """Whether there is such a column, or a field inside one."""
+        return column_of(self._fields, key) is not None
 
     def cut(self, source: PromptSource) -> None:
         """Use only the rows of the slice. Raises `DataError` if it is empty."""

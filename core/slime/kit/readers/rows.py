@@ -52,7 +52,7 @@ class Columns:
             if key is not None and column_of(fields, key) is None:
                 raise no_column(fields, key, flag, table)
         wanted = {column_of(fields, key) for key in self.used(fields)}
-        return [name for name in fields if name in wanted]
+        return [name for name in fields if name in wanted or name == "id"]
 
 
 @dataclass(slots=True)
@@ -71,6 +71,8 @@ class PromptRow:
     tools: list[dict[str, Any]] | None = None
     #: token ids [P] of the prompt, once it has been tokenized
     tokens: list[int] | None = None
+    #: the row's "id", or that of its metadata, by which checks find rows that are there twice
+    id: str | int | None = None
 
 
 def check_row(row: object, columns: Columns) -> PromptRow:
@@ -93,7 +95,8 @@ def check_row(row: object, columns: Columns) -> PromptRow:
     tools = None if columns.tool_key is None else _tools(find(row, columns.tool_key), columns.tool_key)
     if tools is not None:
         metadata = {**metadata, "tools": tools}
-    return PromptRow(prompt, label, metadata, tools=tools)
+    number = row.get("id", metadata.get("id"))
+    return PromptRow(prompt, label, metadata, tools=tools, id=number if isinstance(number, str | int) else None)
 
 
 def _required(row: Mapping[str, Any], key: str, flag: str) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from slime.errors import DataError
-from slime.kit.readers.call_arguments import taken_arguments
+from slime.kit.readers.call_arguments import called, taken_arguments
 from slime.kit.readers.messages import ROLES
 from slime.kit.readers.rows import PromptRow
 
@@ -213,7 +213,10 @@ def _render(
     try:
         text = rendered(messages)
     except Exception as error:  # the boundary around the model's own template
-        raise DataError(f"the chat template refuses the prompt: {type(error).__name__}: {error}") from error
+        odd = (n for n, one in enumerate(messages) for call in called(one) if not _is_object(call.get("arguments")))
+        place = next(odd, None)
+        hint = "" if place is None else f". The arguments of a tool call in message {place} are no JSON object"
+        raise DataError(f"the chat template refuses the prompt: {type(error).__name__}: {error}{hint}") from error
     lost: list[int] = []
     for number, message in enumerate(messages):
         content = message.get("content")
@@ -229,6 +232,13 @@ def _render(
             f"the chat template drops the content of message {lost[0]} (role {messages[lost[0]]['role']!r})"
         )
     return text
+
+
+def _is_object(arguments: Any) -> bool:
+    if isinstance(arguments, str):
+        with suppress(ValueError):
+            arguments = orjson.loads(arguments)
+    return isinstance(arguments, Mapping)
 
 
 def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
