@@ -411,6 +411,33 @@ def test_links_within_the_run_folder_and_checkpoints_that_are_links_are_left(sli
     assert ended.code == 2 and "the folder of the run in outputs/run cannot be written to" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("flag", "place"),
+    [("--save", ""), ("--save", "/a"), ("--save-hf", ""), ("--save-hf", "/a"), ("--output-dir", "")],
+)
+@pytest.mark.parametrize("target", ["link", "nowhere"])
+def test_links_that_lead_nowhere_are_refused(
+    slime: Slime, words: list[str], loop: Loop, tmp_path: Path, flag: str, place: str, target: str
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(target)  # itself, or what is not there
+    ended = slime(*words, flag, f"{link}{place}")
+    assert ended.code == 2 and loop.configs == []
+    assert f"{link} is a link that leads nowhere. Choose another folder" in ended.err
+
+
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize("target", ["link", "nowhere"])
+def test_a_checkpoint_behind_a_link_that_leads_nowhere_is_missing(
+    slime: Slime, words: list[str], tmp_path: Path, target: str
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    for flag in ("--load", "--initial-megatron-checkpoint"):
+        ended = slime(*words, "--run-name", "other", flag, str(link))
+        assert ended.code == 2 and f"no checkpoint in {link}" in ended.err and "It is no folder" in ended.err
+
+
 @pytest.mark.usefixtures("loop")
 def test_a_link_in_the_folder_of_checkpoints_is_not_followed(slime: Slime, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()

@@ -436,9 +436,10 @@ def _port_problems(config: RunConfig) -> list[str]:
 
 def unwritable(folder: Path) -> str | None:
     """Why `folder` cannot be made or written to, or None. A file is written there (or above) and removed again."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
     if not existing.is_dir():
-        return f"cannot be made: {existing} is a file. Choose another folder"
+        what = "a file" if existing.exists() else "a link that leads nowhere"
+        return f"cannot be made: {existing} is {what}. Choose another folder"
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".slime-probe-") as probe:
             probe.write(bytes(_LEAST_BYTES))

@@ -316,7 +316,7 @@ def _find(folder: Path) -> Path:
             + (
                 f" Folders found: {', '.join(reversed(saved))}; name one of them."
                 if saved
-                else " Was it written by --save?"
+                else (" Was it written by --save?" if folder.is_dir() else " It is no folder.")
             )
         )
     name = read_description(pointer).strip()
