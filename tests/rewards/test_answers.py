@@ -71,6 +71,29 @@ F1_TABLE = [
 ]
 
 
+CODE = "```python\nx = 1\n```"
+#: (response, its code)
+NAMED: list[tuple[str, str]] = [
+    (CODE, "x = 1"),
+    (f"{CODE}\nOutput:\n```\n4\n```", "x = 1"),
+    (f"{CODE}\nRun it:\n```bash\npython a.py\n```", "x = 1"),
+    ("```bash\npython a.py\n```", "python a.py"),
+    ("```\nx = 1\n```\n```json\n{}\n```", "x = 1"),
+    (f"```python\nx = 0\n```\nFixed:\n{CODE}", "x = 1"),
+    (CODE.replace("python", "Python"), "x = 1"),
+    (CODE.replace("python", "py3"), "x = 1"),
+    (CODE.replace("python", 'python title="a.py"'), "x = 1"),
+    (CODE.replace("```", "~~~"), "x = 1"),
+    ("- a\n\t```python\n\tif x:\n\t\tx = 1\n\t```", "if x:\n\tx = 1"),
+    ('~~~python\nx = """\n```\n"""\n~~~', 'x = """\n```\n"""'),
+]
+
+
+@pytest.mark.parametrize(("response", "code"), NAMED)
+def test_a_block_of_python_counts_before_others(response: str, code: str) -> None:
+    assert last_fenced(response, ("python", "py", "py3")) == code
+
+
 @pytest.mark.parametrize(("answer", "label", "expected"), F1_TABLE)
 def test_f1_by_hand(answer: str, label: str, expected: float) -> None:
     assert score("f1", answer, label).value == pytest.approx(expected)

@@ -70,6 +70,12 @@ def test_arrays_are_returned_as_their_numbers() -> None:
     assert passed(code, {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[2, 1]]}) == 0.0
 
 
+def test_called_functions_have_the_names_of_leetcode() -> None:
+    code = "class Solution:\n    def add(self, a: List[int]) -> int:\n        return sum(Counter(a)) + math.gcd(0, 0)"
+    assert passed(code, {"fn_name": "add", "inputs": [[[1, 2]]], "outputs": [3]}) == 1.0
+    assert passed("math = 3\ndef add(a): return math", {"fn_name": "add", "inputs": [[1]], "outputs": [3]}) == 1.0
+
+
 def test_functional_tests_of_livecodebench_and_wrapped_outputs_of_apps() -> None:
     tests = [{"input": "1\n2", "output": "3", "testtype": "functional"}]
     for more in ({"func_name": "add"}, {"metadata": '{"func_name": "add"}'}):

@@ -20,14 +20,17 @@ from slime_rewards.extraction import last_fenced, without_thinking
 from slime_rewards.options import CodeOptions
 from slime_sandbox import Isolation, Limits, Outcome, python_argv, require_isolation, run_program_sync
 
+#: what is written behind the beginning of a block of Python
+_NAMES = frozenset(("python", "py", "python3", "py3"))
 _HARNESS = Path(__file__).with_name("code_harness.py")
 
 
 class Code:
     """1.0 for code that passes all tests of its sample, else 0.0; or the share of tests it passes (`score="share"`).
 
-    The code is the last fenced block behind the thinking, or all that is there. It is Python and runs in
-    `slime.kit.sandbox`: a separate process without network, with limited time, memory, files, processes and output.
+    The code is the last fenced block of Python behind the thinking, or else the last block, or all that is there. It
+    runs in `slime.kit.sandbox`: a separate process without network, with limited time, memory, files, processes and
+    output.
     The tests are in `metadata[metadata_key]`, or else in the label:
 
         "CODE"                              Python code with asserts, such as `assert f(2) == 4`; each string is one
@@ -80,7 +83,7 @@ class Code:
     def _score(self, sample: Sample) -> Reward:
         tests = tests_of(sample, self._options.metadata_key, run_asserts=self._options.python_tests == "run")
         answer = without_thinking(sample.response)
-        code = last_fenced(answer)
+        code = last_fenced(answer, _NAMES)
         trial = _Trial(
             (answer if code is None else code).encode("utf-8", "replace"),
             self._limits,

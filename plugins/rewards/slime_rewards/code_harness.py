@@ -14,6 +14,13 @@ import sys
 import types
 from typing import Any
 
+#: what a function that is called may use without an import, as on LeetCode, whose starting code has `List[int]`
+PRELUDE = """
+import bisect, collections, functools, heapq, itertools, math
+from collections import *
+from typing import *
+"""
+
 
 def plain(value: Any) -> list[Any]:
     """A value as `[TYPE, JSON]`, so that a tuple stays a tuple. What has no literal form is an object without value."""
@@ -59,6 +66,8 @@ def main() -> None:
     solution = sys.modules["solution"] = types.ModuleType("solution")
     solution.__file__ = "solution.py"
     names = vars(solution)
+    if "function" in request:
+        exec(PRELUDE, names)
     exec(compile(source, "solution.py", "exec", dont_inherit=True), names)
     for number, (kind, code) in enumerate(request.get("steps", ())):
         try:

@@ -141,9 +141,16 @@ def _has_code(piece: str) -> bool:
 def _paired(function: Any, inputs: list[Any], outputs: list[Any]) -> Tests | None:
     pairs = list(zip(inputs, outputs, strict=True))
     if function is None:
-        if all(isinstance(text, str) for pair in pairs for text in pair):
-            return IOTests(pairs)
-        return None
+        texts = [(_text(given), _text(wanted)) for given, wanted in pairs]
+        cases = [(given, wanted) for given, wanted in texts if given is not None and wanted is not None]
+        return IOTests(cases) if len(cases) == len(pairs) else None
     if not isinstance(function, str) or not all(isinstance(arguments, list) for arguments in inputs):
         return None
     return Calls(function, pairs)
+
+
+def _text(stated: Any) -> str | None:
+    """A text, or the lines of one, as APPS has them; None for anything else."""
+    if isinstance(stated, list) and all(isinstance(line, str) for line in stated):
+        return "\n".join(stated)
+    return stated if isinstance(stated, str) else None

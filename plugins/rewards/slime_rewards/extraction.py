@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 
 from slime.plugin import Sample
 from slime_rewards.options import AnswerOptions
@@ -21,8 +22,9 @@ _PLAIN = (
 #: characters at the end of a text, and boxes in it, that are searched: enough for any answer, and quick for any text
 _SEARCHED = 10_000
 _BOXES = 10
-#: indentation, backticks and what is named behind them, such as the language
-_OPENING = re.compile(r"( *)(`{3,})[^`]*$")
+_STYLES = 10
+#: indentation, backticks or tildes, and the name behind them, such as the language
+_OPENING = re.compile(r"([ \t]*)(`{3,}|~{3,})\s*([\w+-]*)[^`]*$")
 
 
 def label_of(sample: Sample) -> str:
@@ -101,16 +103,18 @@ def plain_text(latex: str) -> str:
 
     Formulas, such as `\frac{1}{2}`, stay as they are.
     """
-    text, count = latex, 1
-    while count:  # from the inside out, for nested styles
+    text = latex
+    for _ in range(_STYLES):  # from the inside out, for nested styles
         text, count = _STYLED.subn(r"\1", text)
+        if not count:
+            break
     for pattern, plain in _PLAIN:
         text = pattern.sub(plain, text)
     return text
 
 
 def _word(text: str) -> str | None:
-    found = re.match(r"[^\s${}]+", text)
+    found = re.match(r"(?:\\[A-Za-z]+\s*(?:\{[^{}]*\})+|[^\s${}])+", text)
     return found.group() if found else None
 
 
@@ -138,26 +142,36 @@ def without_thinking(response: str) -> str:
     return answer if end else response
 
 
-def last_fenced(response: str) -> str | None:
-    """The content of the last block between lines that begin with at least three backticks; None if there is no block.
+def last_fenced(response: str, names: Collection[str] = ()) -> str | None:
+    """The content of the last fenced block; None if there is no block.
 
-    As in CommonMark, a block ends at a line of only backticks, at least as many as at its beginning and indented by at
-    most three spaces more: fences in a docstring do not end it. Its lines lose the indentation of its beginning, for
-    blocks in lists. A block that is never closed extends to the end, since the response may have been cut off; but an
-    empty one at the end is a stray fence and does not hide the block before it.
+    As in CommonMark, a block begins with a line of at least three backticks or tildes, and ends at a line of only
+    these, at least as many and indented by at most three spaces more: fences in a docstring do not end it. Its lines
+    lose the indentation of its beginning, for blocks in lists. A block that is never closed extends to the end, since
+    the response may have been cut off; but an empty one at the end is a stray fence and does not hide the block before.
+
+    Args:
+        response: The text.
+        names: What may be written behind the beginning, such as the language. The last block with such a name counts,
+            before those without a name; one with another name, such as `bash`, counts only if there is no other.
     """
-    blocks: list[list[str]] = []
+    blocks: list[tuple[str, list[str]]] = []
     closing: re.Pattern[str] | None = None
-    indent = 0
+    indent = ""
     for line in response.split("\n"):
         if closing is not None and closing.fullmatch(line):
             closing = None
         elif closing is not None:
-            blocks[-1].append(line[min(indent, len(line) - len(line.lstrip(" "))) :])
+            shared = len(line) - len(line.lstrip(indent)) if indent else 0
+            blocks[-1][1].append(line[min(len(indent), shared) :])
         elif (opened := _OPENING.match(line)) is not None:
-            indent = len(opened[1])
-            closing = re.compile(rf" {{0,{indent + 3}}}`{{{len(opened[2])},}}\s*")
-            blocks.append([])
-    if closing is not None and len(blocks) > 1 and not "".join(blocks[-1]).strip():
+            indent, fence = opened[1], opened[2]
+            closing = re.compile(rf"[ \t]{{0,{len(indent) + 3}}}{fence[0]}{{{len(fence)},}}\s*")
+            blocks.append((opened[3].strip().casefold(), []))
+    if closing is not None and len(blocks) > 1 and not "".join(blocks[-1][1]).strip():
         blocks.pop()
-    return "\n".join(blocks[-1]) if blocks else None
+    if not blocks:
+        return None
+    named = [lines for name, lines in blocks if name in names]
+    unnamed = [lines for name, lines in blocks if not name or not names]
+    return "\n".join((named or unnamed or [blocks[-1][1]])[-1])

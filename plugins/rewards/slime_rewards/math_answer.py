@@ -10,9 +10,17 @@ from slime_rewards.extraction import BOX, describe, label_of, last_boxed, marked
 from slime_rewards.mathematics import Answer, Formula, equal, read
 from slime_rewards.options import MathOptions
 
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$((?:\\.|[^$\\])+?)(?<!\\)\$", re.DOTALL)
+_FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|\\\[((?:(?!\\\[).)+?)\\\]|\\\(((?:(?!\\\().)+?)\\\)|(?<!\\)\$((?:\\.|[^$\\])+?)(?<!\\)\$", re.DOTALL
+)
 #: what a sentence says to be the answer
-_SAID = re.compile(r"(?:\banswer\b\**(?:\s+is\b\s*[:=]?|\s*[:=])|####)[*\s]*", re.IGNORECASE)
+_SAID = re.compile(r"(?:\banswers?\b\**(?:\s+(?:is|are)\b\s*[:=]?|\s*[:=])|####)[*\s]*", re.IGNORECASE)
+#: what is said not to be the answer, up to what it is
+_NOT = re.compile(
+    r"(\banswers?\s+is)(?:n['\u2019]t|\s+not)\b(?:[^.\n]|\.\d)*?(?:,?\s+but(?:\s+rather)?(?=\s)|(?=\.?\s*$|\.\s))",
+    re.IGNORECASE | re.MULTILINE,
+)
+_NOT_THAT = re.compile(r"(?:,\s*(?:and\s+)?not|\s(?:rather\s+than|instead\s+of))\s(?:[^.,;\n]|[.,]\d)*", re.IGNORECASE)
 #: a sentence that does not say one answer
 _UNSURE = re.compile(r"\b(?:either|between|not|wrong|incorrect|or)\b|n't\b", re.IGNORECASE)
 #: words that are not part of a formula
@@ -81,9 +89,10 @@ def _answer_of_label(label: str) -> Answer | None:
 
 def _in_text(text: str) -> Answer | None:
     """The answer that a text without a box gives."""
+    text = _NOT.sub(lambda found: found[1] if found[0].lower().endswith(("but", "rather")) else "", text)
     for said in list(_SAID.finditer(text))[-1:]:
         after = text[said.end() :].strip()
-        line, _, _ = after.partition("\n")
+        line = _NOT_THAT.sub("", after.partition("\n")[0])
         if not _PROSE.search(line) and isinstance(whole := read(line.strip("* ")), Formula):
             return whole
         whole = read(line.strip("* "))

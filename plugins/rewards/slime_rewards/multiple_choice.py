@@ -16,17 +16,19 @@ _STYLE = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit)(?=\s*\{)")
 #: a choice with its text in a box, "B. Paris" or "(B) 12", and any further one after it, "A) 1 or B) 2"
 _WITH_TEXT = re.compile(r"\s*(?:[(\[]([A-Za-z]|\d{1,2})[)\]]|([A-Za-z])[).:])\s")
 _FURTHER = re.compile(r"(?<![\w.])[(\[]?[A-Za-z][)\].:](?=\s|$)")
-#: "the answer is (B)", "Answer: B", "option B", "choice **C**", "答案是B". After "answer", `a` and `I` before another
-#: word are words, not choices; the first digits of 1.5 and 1,000 are not choices either.
+#: "the answer is (B)", "Answer: B", "option B", "the answer must be choice **C**", "答案是B". After "answer", `a`
+#: and `I` before another word are words, not choices; the first digits of 1.5 and 1,000 are not choices either.
 _SAID = re.compile(
     r"(?:\b(?:(?P<answer>answer)|option|choice)\b(?P<negated>\s{1,4}(?:is\s{1,4}not|isn['\u2019]t|cannot\s{1,4}be|can['\u2019]t\s{1,4}be))?"
-    r"(?:\s{1,4}is)?|(?:答案|选项|选择|选)\s{0,2}(?:是|为)?)\s{0,4}[:=\uff1a]?[*\s]{0,4}[(\[{$`\"'\u201c\u2018\uff08]{0,4}"
+    r"(?:\s{1,4}(?:is|(?:must|should|would|has\s{1,4}to)\s{1,4}be)(?:\s{1,4}(?:clearly|definitely|certainly|obviously|indeed|simply|(?:most\s{1,4})?"
+    r"(?:likely|probably)|therefore|thus|then))?)?|(?:答案|选项|选择|选)\s{0,2}(?P<not_so>不)?(?:是|为)?)\s{0,4}[:=\uff1a]?[*\s]{0,4}"
+    r"(?:(?:option|choice|letter)\s{1,4})?[(\[{$`\"'\u201c\u2018\uff08]{0,4}"
     r"(?(answer)(?!(?-i:[aI])\s{1,4}\w))(?P<choice>[A-Za-z]|\d{1,2})(?![A-Za-z0-9_]|['\u2019][a-z]|[.,]\d)",
     re.IGNORECASE,
 )
 #: what stands before and behind a choice that is not made
 _NOT_BEFORE = re.compile(
-    r"(?:\b(?:not|never|neither|nor|exclud\w+|eliminat\w+|reject\w*|rul\w+\s+out)|n['\u2019]t)\s+(?:be\s+)?(?:the\s+)?$",
+    r"(?:\b(?:not|never|neither|nor|exclud\w+|eliminat\w+|reject\w*|rul\w+\s+out)|n['\u2019]t)\s+(?:be\s+)?(?:the\s+)?$|不\s?$",
     re.IGNORECASE,
 )
 _NOT_BEHIND = re.compile(
@@ -36,11 +38,12 @@ _NOT_BEHIND = re.compile(
 )
 #: "not A but C"
 _BUT = re.compile(
-    r"[)\]}*`\"'.,;\s]{0,6}(?:but|rather|it['\u2019]?s|it\s+is)\s+(?:rather\s+)?(?:it['\u2019]?s\s+|it\s+is\s+)?(?:option\s+|choice\s+)?"
+    r"[)\]}*`\"'.,;\s\uff09\uff0c]{0,6}(?:而?是|(?:but|rather|it['\u2019]?s|it\s+is)\s)\s*(?:rather\s+)?(?:it['\u2019]?s\s+|it\s+is\s+)?(?:option\s+|choice\s+)?"
     r"[(\[{*`\"']{0,4}([A-Z]|\d{1,2})(?!\w)"
 )
-#: a second choice: "A or B", "A, C", "A/B"
+#: a second choice or a doubt: "A or B", "A, C", "A/B", "A, or maybe B", "A, but it could be B", "A?"
 _SECOND = re.compile(
+    r"[)\]}*`\"'\s]{0,6}\?|[)\]}*`\"'\s,;]{0,6}\b(?:or|but)\s+(?:it\s+)?(?:maybe|perhaps|possibly|could|may|might)\b|"
     r"[)\]}*`\"'\s]{0,6}(?:,|/|&|;|\bor\b|\band\b|或|和|、)+\s*(?:or\s+|and\s+)?(?:option\s+|choice\s+)?[(\[{*`\"']{0,4}"
     r"(?:[A-HJ-Z]|I(?!\s+\w)|\d{1,2})(?=[)\]}*`\"'.,;!?\s]|$|或|和|、|。)(?!\s+[a-z]{2,}(?<!\bor)(?<!\band)(?<!\bboth))"
 )
@@ -106,6 +109,7 @@ def _said(text: str) -> str | None:
         behind = text[said.end("choice") : said.end("choice") + 60]
         negated = (
             said["negated"]
+            or said["not_so"]
             or _NOT_BEFORE.search(text[max(0, said.start() - 40) : said.start()])
             or _NOT_BEHIND.match(behind)
         )

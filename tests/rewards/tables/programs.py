@@ -32,6 +32,8 @@ FORMS: list[tuple[Any, Any]] = [
     ({"inputs": ["1", "2"], "outputs": ["1", "4"]}, ("io", [("1", "1"), ("2", "4")])),
     ({"inputs": ["1"], "outputs": ["1"], "fn_name": None}, ("io", [("1", "1")])),
     ('{"inputs": ["1"], "outputs": ["1"]}', ("io", [("1", "1")])),
+    ({"inputs": [["1", "2"]], "outputs": [["3"]]}, ("io", [("1\n2", "3")])),
+    ({"inputs": [["1", 2]], "outputs": [["3"]]}, None),
     # APPS and TACO: calls of a function
     ({"fn_name": "f", "inputs": [[2]], "outputs": [4]}, ("f", [([2], 4)])),
     ({"fn_name": "f", "inputs": [[1, 2], [3, 4]], "outputs": [3, 7]}, ("f", [([1, 2], 3), ([3, 4], 7)])),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,8 +113,9 @@ def _of_matrices(function: Any, arguments: list[Any]) -> Any:
 
 def repeated(kind: Callable[..., Any], term: Any, index: Any, first: Any, last: Any) -> Any:
     """A sum or product, unless it has too many terms. Raises `NotReadError`."""
-    if not all(isinstance(one, sympy.Expr) for one in (term, first, last)) or not isinstance(index, sympy.Symbol):
-        raise NotReadError
+    _check_bound_variable(index, term, first, last)
+    if _is_named(term, index):
+        return sympy.Symbol(f"{kind.__name__}({term}, {index}, {first}, {last})", real=True)
     terms = last - first
     most = _MOST_FACTORS if term.is_rational_function(index) else _MOST_IRRATIONAL_TERMS
     if len(term.free_symbols) > 1:
@@ -127,12 +129,24 @@ def repeated(kind: Callable[..., Any], term: Any, index: Any, first: Any, last: 
 
 def limit(term: Any, variable: Any, point: Any, side: str) -> Any:
     """A limit from one side or both. Raises `NotReadError` if there is none."""
-    if not all(isinstance(one, sympy.Expr) for one in (term, point)) or not isinstance(variable, sympy.Symbol):
-        raise NotReadError
-    found = sympy.limit(term, variable, point, "-" if point is sympy.oo else "+" if point == -sympy.oo else side)
-    if found.has(sympy.Limit, sympy.AccumBounds):
+    _check_bound_variable(variable, term, point)
+    if _is_named(term, variable):
+        return sympy.Symbol(f"lim({term}, {variable}, {point}, {side})", real=True)
+    found = sympy.limit(term, variable, point, "-" if point == sympy.oo else "+" if point == -sympy.oo else side)
+    if found.has(sympy.Limit, sympy.AccumBounds, sympy.nan):
         raise NotReadError
     return found
+
+
+def _check_bound_variable(variable: Any, *expressions: Any) -> None:
+    if not isinstance(variable, sympy.Symbol) or not all(isinstance(one, sympy.Expr) for one in expressions):
+        raise NotReadError
+
+
+def _is_named(term: Any, variable: Any) -> bool:
+    """Whether the term has names that contain the variable, such as f(n) and a_n, whose values nobody knows."""
+    contains = re.compile(rf"(?<![A-Za-z]){re.escape(str(variable))}(?![A-Za-z])")
+    return any(one != variable and contains.search(str(one)) for one in term.free_symbols)
 
 
 def _bits_at(term: Any, point: dict[Any, Any]) -> int:

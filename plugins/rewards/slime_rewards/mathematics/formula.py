@@ -15,7 +15,7 @@ import sympy
 from slime_rewards.mathematics.grammar import Parser
 from slime_rewards.mathematics.spelling import brackets_inwards
 from slime_rewards.mathematics.tokens import Token, TokenStream, tokens_of
-from slime_rewards.mathematics.units import OPERATIONS, UNIT_LETTERS, unit_of
+from slime_rewards.mathematics.units import OPERATIONS, UNIT_LETTERS, Unit, unit_of
 from slime_rewards.mathematics.values import Formula, NotReadError
 from slime_rewards.mathematics.vocabulary import (
     DECORATIONS,
@@ -45,7 +45,7 @@ class FormulaReader(TokenStream):
         self._names: dict[str, str] = {}
         self._out: list[str] = []
         self._rounded = self._percent = False
-        self._unit: str | None = None
+        self._unit: Unit | None = None
         # whether i is an index of a sum, and degrees are the argument of a function
         self._has_index = re.search(r"\\(?:sum|prod|lim)(?![A-Za-z])", text) is not None
         self._has_angle = re.search(r"(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])", text) is not None
@@ -88,7 +88,7 @@ class FormulaReader(TokenStream):
             case "number":
                 self._number(token)
             case "text":
-                self._word(token.text.strip())
+                self._word(token.text.strip(), spaced=token.text[:1].isspace() or self._is_spaced())
             case "letters":
                 self._letters(token.text)
             case "command":
@@ -157,8 +157,13 @@ class FormulaReader(TokenStream):
         )
 
     def _letter(self, letter: str, *, alone: bool = True) -> None:
-        spaced = self._at >= 2 and self._tokens[self._at - 2].kind == "space"
-        if alone and spaced and letter in UNIT_LETTERS and self._ends_in_value() and self._tail(self._at - 1):
+        if (
+            alone
+            and self._is_spaced()
+            and letter in UNIT_LETTERS
+            and self._ends_in_value()
+            and self._tail(self._at - 1)
+        ):
             return
         name = letter + (self._suffix() if alone else "")
         if name == "e":
@@ -179,12 +184,20 @@ class FormulaReader(TokenStream):
         else:
             self._put({"e": sympy.E, "i": sympy.I, r"\pi": sympy.pi}[what])
 
-    def _word(self, word: str) -> None:
+    def _is_spaced(self) -> bool:
+        """Whether there is a space before the token that was just taken."""
+        return self._at >= 2 and self._tokens[self._at - 2].kind == "space"
+
+    def _word(self, word: str, *, spaced: bool) -> None:
         """A text in a formula: a separator, a magnitude, a unit, or one upright letter."""
         lower = word.casefold().strip(" .,")
         if not word.strip(" .,") or lower in SEPARATORS:
             self._separator() if word.strip(" .") else None
-        elif re.fullmatch(r"[A-Za-z]", word) and word not in UNIT_LETTERS:  # \mathrm{i}, \mathrm{e}
+        elif (
+            re.fullmatch(r"[A-Za-z]", word)
+            and word not in UNIT_LETTERS
+            and not (spaced and unit_of([word]) is not None and self._ends_in_value())
+        ):  # \mathrm{i}, \mathrm{e}
             self._letter(word)
         elif self._ends_in_value() and self._tail(self._at - 1):
             pass
@@ -214,7 +227,7 @@ class FormulaReader(TokenStream):
             token = self._tokens[at]
             if token.kind in ("letters", "text"):
                 words += token.text.replace("~", " ").split()
-            elif token.kind == "space" or token.text in (".", r"\cdot"):
+            elif token.kind == "space" or token.text in (".", "*", r"\cdot", r"\times"):
                 pass
             elif token.text in ("/", "^", "-", "{", "}", "%") or (
                 token.kind == "number" and words and words[-1] in ("^", "{", "-")
@@ -248,9 +261,10 @@ class FormulaReader(TokenStream):
             return True
         if first in ("percent", "percentage", "pct") or (first == "per" and words[1:2] == ["cent"]):
             self._percent = True
-        elif any(one.casefold() in OPERATIONS for one in words):
+        unit = unit_of(words)
+        if unit is None and any(one.casefold() in OPERATIONS for one in words):
             raise NotReadError
-        self._unit = unit_of(words)
+        self._unit = unit
         self._at = at
         return True
 

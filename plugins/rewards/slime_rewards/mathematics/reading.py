@@ -14,14 +14,16 @@ from slime_rewards.mathematics.values import Answer, Formula, NotReadError, Orde
 
 #: characters of the longest text that is read as a formula; longer ones are compared as they are written
 _MOST_CHARACTERS = 400
+#: characters of the longest text whose spellings are brought to one
+_MOST_SPELLED = 10_000
 _ONE_STYLE = re.compile(rf"\\(?:{STYLES})\s*\{{([^{{}}]*)\}}\s*\.?")
 #: letters that are a product or a constant nevertheless
 _PRODUCT = re.compile(
     r"[xyz]{2,3}|oo|pi|inf|infinity"
     r"|(?!(?:am|an|as|at|be|by|do|go|he|if|in|is|it|me|my|no|of|ok|on|or|so|to|up|us|we)\b)[a-z]{2}"
 )
-#: A3_{16}
-_IN_BASE = re.compile(r"((?=[A-Z]*\d|[A-F]{2})[0-9A-Z]+)\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+#: A3_{16}, (110)_2
+_IN_BASE = re.compile(r"\(?((?=[A-Z]*\d|[A-F]{2})[0-9A-Z]+)\)?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 #: x \equiv 5 \pmod{7}
 _MODULO = re.compile(
     r"(?:.*(?:\\equiv(?![A-Za-z])|≡))?(.+?)\(?\s*\\?(?:pmod|bmod|mod)(?![A-Za-z])\s*\{?([^{}()]+)\}?\)?"
@@ -35,6 +37,8 @@ _STATEMENT = re.compile(r"\b(?:answer|result|value|total|sum)\s+(?:is|equals)\s*
 @functools.lru_cache(maxsize=4096)  # the samples of a prompt share their label, and often their answers
 def read(text: str) -> Answer | None:
     """The answer that a text consists of; None if there is nothing in it."""
+    if len(text) > _MOST_SPELLED:
+        return Words(text.strip())
     text = plain_spelling(text)
     if (whole := _ONE_STYLE.fullmatch(text)) is not None:  # \text{even}, \mathbf{5}
         return read(whole[1])

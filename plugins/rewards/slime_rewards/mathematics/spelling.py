@@ -81,6 +81,8 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^\s*(?:\\(?:text|textbf|mathbf|mathrm)\s*\{\s*\([A-J]\)\s*\}|\([A-J]\))\s*(?:\\[ ,;:]\s*)?(?=[\d\\(-])", ""),
         (r"(?<=\d)(?:st|nd|rd|th)\b", ""),
         (r"\\mid(?![A-Za-z])", "|"),
+        (r"\\(?:long)?rightarrow(?![A-Za-z])|→", r"\\to "),
+        (r"\^\s*([+-])(?=\s*\})", r"^{\1}"),  # 0^+
         (r"\\big(cup|cap)(?![A-Za-z])", r"\\\1"),
         (r"\\\{\s*\\\}", r"\\emptyset "),
         # {x | x > 1}
@@ -97,6 +99,10 @@ _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 STYLES = (
     "text|textbf|textit|textrm|texttt|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|mbox|operatorname|boldsymbol|bm"
 )
+#: styles within each other that are removed from words
+_MOST_STYLES = 10
+#: \mathrm{m\,s^{-1}}
+_RAISED_UNIT = re.compile(rf"\\(?:{STYLES})\s*\{{(?:[^{{}}^]|\^-?\d|\^\{{-?\d+\}})*\}}")
 
 
 def plain_spelling(text: str) -> str:
@@ -109,6 +115,7 @@ def plain_spelling(text: str) -> str:
     text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_LOWERED)}}}", text)
     for pattern, plain in _SPELLINGS:
         text = pattern.sub(plain, text)
+    text = _RAISED_UNIT.sub(lambda found: re.sub(r"\^\{(-?\d+)\}", r"^\1", found[0]), text)
     text = text.strip().removeprefix("=").lstrip()
     while text.endswith((".", ",", ";", ":")) or text.endswith("\\"):
         text = text[:-1].rstrip()
@@ -117,10 +124,11 @@ def plain_spelling(text: str) -> str:
 
 def as_words(text: str) -> str:
     """A text as it is compared with another: without styles, punctuation, spaces and letter case of words."""
-    count = 1
-    while count:
+    for _ in range(_MOST_STYLES):
         text, count = re.subn(rf"\\(?:{STYLES})\s*\{{([^{{}}]*)\}}", r"\1", text)
-    text = re.sub(r"\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " ", text)
+        if not count:
+            break
+    text = re.sub(r"\{(\w)\}", r"\1", re.sub(r"\\[,;:! ]|\\q?quad(?![A-Za-z])|~", " ", text))
     plain = " ".join(text.split()).strip(" .\"'`")
     return plain.casefold() if "\\" not in plain and re.search(r"[A-Za-z]{2}", plain) else plain.replace(" ", "")
 

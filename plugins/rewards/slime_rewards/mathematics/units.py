@@ -1,8 +1,15 @@
-"""Units and words behind a number."""
+"""Units and words behind a number.
+
+The rule: a unit is ignored unless label and answer both name one; then they must name the same, in any spelling.
+Nothing is converted, and words that are no unit of the table, such as apples, are ignored.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
+from typing import TypeAlias
 
 #: letters that are units where they stand behind a number and a space: 10 m, 5 s
 UNIT_LETTERS = frozenset("mgshL")
@@ -23,30 +30,69 @@ _SPELLINGS = {
     "m": "meter meters metre metres",
     "cm": "centimeter centimeters centimetre centimetres",
     "mm": "millimeter millimeters millimetre millimetres",
-    "km": "kilometer kilometers kilometre kilometres",
+    "km": "kilometer kilometers kilometre kilometres kms",
     "in": "inch inches",
     "ft": "foot feet",
     "yd": "yard yards",
     "mi": "mile miles",
     "g": "gram grams",
-    "kg": "kilogram kilograms",
+    "kg": "kilogram kilograms kgs",
     "mg": "milligram milligrams",
     "lb": "pound pounds lbs",
+    "oz": "ounce ounces",
     "s": "second seconds sec secs",
     "min": "minute minutes mins",
     "h": "hour hours hr hrs",
     "d": "day days",
+    "week": "weeks",
+    "month": "months",
+    "year": "years yr yrs",
     "L": "liter liters litre litres l",
     "mL": "milliliter milliliters millilitre millilitres ml",
+    "N": "newton newtons",
+    "J": "joule joules",
+    "kJ": "kilojoule kilojoules",
+    "W": "watt watts",
+    "kW": "kilowatt kilowatts",
+    "Pa": "pascal pascals",
+    "V": "volt volts",
+    "Hz": "hertz",
+    "mol": "mole moles",
+    "K": "kelvin kelvins",
+    "rad": "radian radians",
     "cent": "cents",
     "dollar": "dollars usd",
+    "euro": "euros eur",
 }
-_USUAL = {spelling: unit for unit, row in _SPELLINGS.items() for spelling in row.split()} | {
-    unit: unit for unit in _SPELLINGS
-}
+_USUAL = {spelling: unit for unit, row in _SPELLINGS.items() for spelling in [unit, *row.split()]}
+_SHORT = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "fps": "ft/s"}
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_RAISED = {"squared": 2, "cubed": 3}
+_NO_PART = re.compile(r"\\[,;:! ]|\\(?:cdot|times)(?![A-Za-z])|[~}]")
+_PART = re.compile(r"[A-Za-z]+|/|\^[\s{]*(-?)[\s{]*(\d+)|\S")
+
+#: units with their powers: m/s^2 is (("m", 1), ("s", -2))
+Unit: TypeAlias = tuple[tuple[str, int], ...]
 
 
-def unit_of(words: Sequence[str]) -> str | None:
-    """The usual abbreviation of a unit that is one word of the table; None for any other."""
-    plain = [word.strip(".,") for word in words]
-    return _USUAL.get(plain[0], _USUAL.get(plain[0].casefold())) if len(plain) == 1 else None
+def unit_of(words: Sequence[str]) -> Unit | None:
+    """The unit that words name, however they spell it; None if one of them is no unit of the table."""
+    written = _NO_PART.sub(" ", " ".join(_SHORT.get(word.casefold(), word) for word in words))
+    powers: Counter[str] = Counter()
+    sign, power, last = 1, 1, ""
+    for part in _PART.finditer(written):
+        word = part[0].casefold()
+        if word in ("/", "per"):
+            sign = -1
+        elif word in _POWERS:
+            power = _POWERS[word]
+        elif (raised := _RAISED.get(word) or int((part[1] or "") + (part[2] or "1"))) != 1 and last:
+            powers[last] += sign * (raised - 1)
+        elif word == "." or part[2]:
+            continue
+        elif (unit := _USUAL.get(part[0]) or (_USUAL.get(word) if len(word) > 1 else None)) is not None:
+            powers[unit] += sign * power
+            power, last = 1, unit
+        else:
+            return None
+    return tuple(sorted(powers.items())) or None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from slime_rewards.mathematics.units import Unit
+
 #: bits of the largest number that is computed; a tower of powers or a large factorial is compared as it is written
 MOST_BITS = 100_000
 
@@ -26,8 +28,8 @@ class Formula:
     percent: bool = False
     #: whether it is written with a decimal point, so that its last digit may be rounded
     rounded: bool = False
-    #: the unit that follows, by its usual abbreviation; None: none, or one that is not in the table
-    unit: str | None = None
+    #: the unit that follows; None: none, or one that is not in the table
+    unit: Unit | None = None
 
 
 Answer: TypeAlias = Words | Formula
