@@ -108,7 +108,7 @@ class Collector:
             PluginError: If a filter fails.
             EngineError: If the engines are gone.
         """
-        # Without an await before the first prompts are taken, they are taken in the order of the calls.
+        # Nothing is awaited before this batch's first prompts are taken: batches take theirs in the order of the calls.
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(mine)
         rollout = Rollout(number)

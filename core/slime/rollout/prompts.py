@@ -64,8 +64,8 @@ class PromptLedger:
 
     Each group has one record, which is in exactly one state. Groups that are restored from a checkpoint, whose
     generation was stopped, or whose responses became stale, are waiting and are taken before new ones from the data
-    source. A batch is kept until the
-    trainer has finished with it; a checkpoint written earlier stores its groups as buffered.
+    source. A batch is kept until the trainer has finished with it; a checkpoint written earlier stores its groups as
+    buffered.
     """
 
     def __init__(self, source: CheckedSource, *, max_reuse: int = 0, max_regenerations: int = 0) -> None:

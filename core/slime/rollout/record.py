@@ -32,7 +32,8 @@ MAX_VERSIONS = 10_000
 class Rollout:
     """One batch of exactly `rollout_batch_size` groups.
 
-    The collector fills it, the manager completes it, and the driver hands it to the trainer and the observer.
+    The collector fills it, and the rollout process completes it. The driver gets a copy without groups, hands its
+    batch to the trainer, and the rest to the observer.
     """
 
     number: int

@@ -209,7 +209,7 @@ class RolloutProcess:
             self.trained(trained)
             generation = asyncio.ensure_future(self.make_rollout(number))
             if self._one_at_a_time:
-                # Which prompts it needs to replace dropped ones must not depend on how far another rollout is.
+                # The prompts that replace its dropped ones must be the same however far another rollout has come.
                 await asyncio.wait([generation])
             await asyncio.sleep(0)  # until its first wait, by which time it has taken its prompts
             self._taken = number

@@ -1,8 +1,9 @@
 """The one seam of what a trainer may do beside training weights: adapters, further layers, a critic.
 
-A feature is one object in one file (`slime.train.lora`, `slime.train.predicting`, `slime.train.critic`). The rank and
-the model call its hooks and know nothing else of it. What it reads of the samples is a column of the batch; the experts
-that routers replay (`slime.train.routing`) are such a column and need no hook.
+A feature is one object in one file (`slime.train.lora`, `slime.train.predicting`, `slime.train.critic`). The rank makes
+those that the run uses, and calls their hooks; it also asks the adapters for merged weights and the critic for values.
+What a feature reads of the samples is a column of the batch; the experts that routers replay (`slime.train.routing`)
+are such a column and need no hook.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def plan_micro_batches(
       `micro_batch_size` it holds at most that many items instead, whatever their tokens.
     - Costs of two ranks differ by at most that of the dearest item, without `micro_batch_size`. Tokens limit the
       memory of a micro-batch; time is balanced by cost, since attention grows with the square of a sample's length.
-    - So are the micro-batches of a rank, unless that breaks the limit of tokens or needs more of them: pipeline stages
-      wait for the dearest one, and ranks that divide experts wait for one another in each.
+    - Costs of a rank's own micro-batches are balanced in the same way, as far as the token limit and their number
+      allow: pipeline stages wait for the dearest one, and ranks that divide experts wait for one another in each.
     - Micro-batches with the most tokens come first, so that a step that does not fit into memory fails at once.
     - The same input always gives the same plan.
 
