@@ -55,7 +55,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 def test_a_process_that_ends_before_it_is_ready_shows_exit_code_and_last_lines(
     child: Callable[[str], SupervisedProcess],
 ) -> None:
-    process = child("import sys; [print('line', i) for i in range(100)]; sys.exit('the disk is on fire')")
+    process = child("import sys; [print('line', i, flush=True) for i in range(100)]; sys.exit('the disk is on fire')")
     process.start()
     with pytest.raises(EngineError) as caught:
         process.wait_ready(timeout_s=60)
