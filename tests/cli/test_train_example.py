@@ -201,6 +201,7 @@ TEXT = "samples[0].response = 'x'"
             False,
         ),
         ("", "samples[0].tokens = [1, 2]", "", False),
+        ("", "setattr(samples[0], 'tokens', [1, 2])", "", False),
         ("", TEXT, "import helper\n", False),
     ],
 )
@@ -215,8 +216,21 @@ def test_a_generate_function_that_returns_text_is_told_so(
     assert (
         "what it returns is text, which is tokenized: the tokens trained on may differ" in plan(folder, *words)
     ) == (noted)
-    text = plan(folder, *words, "--async", code=2 if noted else 0)
+    text = plan(folder, *words, "--async")
     assert ("without the engine's log-probs, which --use-rollout-logprobs" in text) == noted
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "try:\n    import nothing\nexcept ImportError:\n    def generate_single(talk):\n        return 'x'\n",
+        "generate_single: object = print\n",
+    ],
+)
+def test_a_function_of_that_name_may_be_defined_anywhere(model: Folder, plan: Any, tmp_path: Path, head: str) -> None:
+    path = tmp_path / "generate.py"
+    path.write_text(head + GENERATE.format(more="", line="samples[0].response = generate_single('x')"))
+    plan(model("qwen3"), "--custom-generate-function-path", str(path))
 
 
 def test_a_function_of_slime_that_is_not_imported_is_refused(model: Folder, plan: Any, tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def test_runs_with_other_folders_do_not_save_to_the_same(slime: Slime, words: li
         assert ended.code == 2 and loop.configs == []
         assert f"the run that saves to kept is still going on: process {os.getpid()} on" in ended.err
     assert slime(*words, "--run-name", "third", "--save", "kept").code == 0
+    assert slime(*words, "--run-name", "own", "--save", "outputs/own").code == 0  # its own folder, which it has locked
     refused: list[int] = []
     loop.train = lambda *_: refused.append(slime(*words, "--run-name", "b", "--save", "both").code) or 0  # type: ignore[method-assign,func-returns-value]
     assert slime(*words, "--run-name", "a", "--save", "both").code == 0 and refused == [2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 import sympy
@@ -120,6 +121,33 @@ def test_work_is_counted_in_calls_and_ends() -> None:
     assert sys.getprofile() is None
     with bounded(1000):
         assert sympy.Integer(2) ** 10 == 1024
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_work_is_bounded_where_python_ignores_exceptions() -> None:
+    def generate() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            for number in range(2000):
+                work(number)
+
+    def work(number: int) -> int:
+        return number
+
+    with pytest.raises(TooMuchWorkError), bounded(1000):
+        closed = generate()
+        next(closed)
+        del closed
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_verdict_does_not_depend_on_what_was_scored_before(order: int) -> None:
+    sums = [rf"\sum_{{n=1}}^{{\infty}}\frac{{n^2}}{{{base}^n}}" for base in (3, 5, 7)][::order]
+    values = ["\\frac32", "\\frac{15}{32}", "\\frac{7}{27}"][::order]
+    for _ in range(2):
+        got = [score("math", rf"\boxed{{{text}}}", value).value for text, value in zip(sums, values, strict=True)]
+        assert got == [1.0, 1.0, 1.0]
 
 
 @settings(max_examples=300, deadline=None)

@@ -102,13 +102,14 @@ def _template_notes(config: RunConfig, tokenizer: Any) -> Iterator[str]:
 
 def _variables(template: str) -> set[str]:
     """The variables that a template reads and users may set; empty if only transformers can parse it."""
-    from jinja2 import Environment, TemplateSyntaxError, meta
+    from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 
     try:
         parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
     except TemplateSyntaxError:
         return set()
     own = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace"}
+    own |= {name.name for name in parsed.find_all(nodes.Name) if name.ctx == "store"}
     return {name for name in meta.find_undeclared_variables(parsed) - own if not name.endswith("_token")}
 
 

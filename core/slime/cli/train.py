@@ -91,7 +91,8 @@ def run(argv: Sequence[str]) -> int:
             for note in notes:
                 print(f"slime: note: {note}", file=sys.stderr)
         lock = lock or held.enter_context(RunLock(folder))
-        if (save := checked.config.checkpoint.save) is not None:
+        save = checked.config.checkpoint.save
+        if save is not None and Path(save).resolve() != folder.resolve():  # whose lock the run has
             held.enter_context(RunLock(Path(save), "the run that saves to")).write()
         if not resumes:
             make_run_folder(folder, config)

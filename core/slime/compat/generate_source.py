@@ -28,8 +28,7 @@ def text_note(generator: Component, config: RunConfig) -> str | None:
     """A note about a generate function that returns text alone, or None.
 
     Raises:
-        ConfigError: The run needs the engine's log-probs, which text alone does not have, or the function uses a
-            function of slime that its file does not import.
+        ConfigError: The function uses a function of slime that its file neither imports nor defines.
     """
     if not isinstance(generator, LocalComponent):
         return None
@@ -40,7 +39,7 @@ def text_note(generator: Component, config: RunConfig) -> str | None:
         return None
     used, defined = set(_names(tree)), set(_defined(tree))
     called = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    if missing := sorted((_OF_SLIME & called) - defined - set(_imported(tree))):
+    if missing := sorted((_OF_SLIME & called) - set(_bound(tree))):
         raise ConfigError(
             f"{generator.title} uses {', '.join(missing)}, which its file does not import. Add `from"
             f" slime.kit.sessions import {', '.join(missing)}` at its top"
@@ -53,8 +52,9 @@ def text_note(generator: Component, config: RunConfig) -> str | None:
     ):
         return None
     if needed := needs_log_probs(config):
-        raise ConfigError(
-            f"{generator.title} {_TEXT_ALONE}, without the engine's log-probs, which {needed} needs. {_INSTEAD}"
+        return (
+            f"{generator.title} {_TEXT_ALONE}, without the engine's log-probs, which {needed} needs: the run fails with"
+            f" its first samples, unless what the function calls sets them. {_INSTEAD}"
         )
     return f"{generator.title} {_TEXT_ALONE}: the tokens trained on may differ from those sampled. {_INSTEAD}"
 
@@ -68,15 +68,21 @@ def _defined(tree: ast.Module) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
-def _imported(tree: ast.AST) -> Iterator[str]:
-    """Names that imports bind; a `*` may bind those of slime."""
+def _bound(tree: ast.AST) -> Iterator[str]:
+    """Names that the file binds anywhere; an import of `*` may bind those of slime."""
     for node in ast.walk(tree):
         if isinstance(node, ast.alias):
             yield from _OF_SLIME if node.name == "*" else [(node.asname or node.name).partition(".")[0]]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """Every name that the source uses: variables, attributes, parameters and imports."""
+    """Every name that the source uses: variables, attributes, parameters, imports and texts."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             yield node.id
@@ -86,6 +92,8 @@ def _names(tree: ast.AST) -> Iterator[str]:
             yield str(node.arg)
         elif isinstance(node, ast.alias):
             yield node.name.rpartition(".")[2]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # setattr(sample, "tokens", ...)
+            yield node.value
 
 
 def _own_imports(tree: ast.AST, folder: Path) -> Iterator[str]:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import sympy
+from sympy.core.cache import clear_cache
 
 from slime_rewards.mathematics.values import MOST_BITS, NotReadError
 
@@ -26,7 +27,7 @@ _MOST_BITS_OF_TERMS = 10 * MOST_BITS
 #: numbers are whole if they are this close to one
 _WHOLE = sympy.Float("1e-40")
 #: functions that may be called to read an answer, or to compare two: what takes more is not computed
-_MOST_CALLS = 100_000
+_MOST_CALLS = 500_000
 
 
 # What sympy imports and builds when it is first asked would count as work.
@@ -44,6 +45,7 @@ def bounded(most: int = _MOST_CALLS) -> Iterator[None]:
 
     Calls are counted instead of seconds, so that a verdict does not depend on the machine.
     """
+    clear_cache()  # sympy's, or else what this process computed before would make the work less
     left = most
 
     def count(frame: FrameType, event: str, arg: Any) -> None:  # noqa: ARG001 - the form of a profiler
@@ -58,6 +60,8 @@ def bounded(most: int = _MOST_CALLS) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before)
+    if left < 0:  # the exception was raised where Python ignores it, such as in a generator that is being closed
+        raise TooMuchWorkError
 
 
 def computed(function: Any, arguments: list[Any]) -> Any:

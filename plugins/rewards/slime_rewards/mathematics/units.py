@@ -1,7 +1,8 @@
 """Units and words behind a number.
 
 The rule: a unit is ignored unless label and answer both name one; then they must name the same, in any spelling.
-Nothing is converted, and words that are no unit of the table, such as apples, are ignored.
+Nothing is converted, except where a definition keeps the number (J is N m). Words that are no unit of the table, such
+as apples, are ignored.
 """
 
 from __future__ import annotations
@@ -66,6 +67,17 @@ _SPELLINGS = {
 }
 _USUAL = {spelling: unit for unit, row in _SPELLINGS.items() for spelling in [unit, *row.split()]}
 _SHORT = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "fps": "ft/s"}
+#: units that are others by definition, with the same number
+_SAME = {
+    "N": {"kg": 1, "m": 1, "s": -2},
+    "J": {"kg": 1, "m": 2, "s": -2},
+    "W": {"kg": 1, "m": 2, "s": -3},
+    "Pa": {"kg": 1, "m": -1, "s": -2},
+    "Hz": {"s": -1},
+    "mL": {"cm": 3},
+}
+#: in a price by hour or pound they are often a sign before the number, which no unit shows: $15 per hour
+_MONEY = ("dollar", "euro")
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _RAISED = {"squared": 2, "cubed": 3}
 _NO_PART = re.compile(r"\\[,;:! ]|\\(?:cdot|times)(?![A-Za-z])|[~}]")
@@ -95,4 +107,11 @@ def unit_of(words: Sequence[str]) -> Unit | None:
             power, last = 1, unit
         else:
             return None
-    return tuple(sorted(powers.items())) or None
+    base: Counter[str] = Counter()
+    for unit, times in powers.items():
+        for name, exponent in _SAME.get(unit, {unit: 1}).items():
+            base[name] += times * exponent
+    if len(base) > 1:
+        for name in _MONEY:
+            base.pop(name, None)
+    return tuple(sorted((name, exponent) for name, exponent in base.items() if exponent)) or None
