@@ -51,6 +51,7 @@ def test_a_checkpoint_gets_the_score_that_its_run_reported(slime_train: Start, d
     best = 2 if evaluations[1]["eval/held"] > evaluations[2]["eval/held"] else 4
     assert {path.name for path in (run.root / "saved").iterdir()} == {
         "latest",
+        "run.lock",
         "rollout_000004",
         f"rollout_00000{best}",
     }
