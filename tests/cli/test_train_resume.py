@@ -179,7 +179,9 @@ def test_a_finished_run_that_went_back_does_not_go_back_again(slime: Slime, inte
     assert slime(*back, "--lr", "2e-5").code == 0 and names(root / "abandoned_2") == ["rollout_000004"]
 
 
-def test_runs_with_other_folders_do_not_save_to_the_same(slime: Slime, words: list[str], loop: Loop) -> None:
+def test_runs_with_other_folders_do_not_save_to_the_same(
+    slime: Slime, words: list[str], loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with RunLock(Path("kept")) as lock:
         lock.write()
         ended = slime(*words, "--run-name", "second", "--save", "kept")
@@ -188,7 +190,12 @@ def test_runs_with_other_folders_do_not_save_to_the_same(slime: Slime, words: li
     assert slime(*words, "--run-name", "third", "--save", "kept").code == 0
     assert slime(*words, "--run-name", "own", "--save", "outputs/own").code == 0  # its own folder, which it has locked
     refused: list[int] = []
-    loop.train = lambda *_: refused.append(slime(*words, "--run-name", "b", "--save", "both").code) or 0  # type: ignore[method-assign,func-returns-value]
+
+    def start_another(*_: object) -> int:
+        refused.append(slime(*words, "--run-name", "b", "--save", "both").code)
+        return 0
+
+    monkeypatch.setattr(loop, "train", start_another)
     assert slime(*words, "--run-name", "a", "--save", "both").code == 0 and refused == [2]
 
 

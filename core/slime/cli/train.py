@@ -31,7 +31,7 @@ from slime.errors.redaction import redacted
 from slime.observe.samples import write_whole
 from slime.run.checkpoint.read import read_checkpoint
 from slime.run.checkpoint.save import set_aside_later
-from slime.run.folders import RunLock, finished_rollouts, require_no_links_out
+from slime.run.folders import RunLock, finished_rollouts, real_path, require_no_links_out
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"
@@ -92,7 +92,7 @@ def run(argv: Sequence[str]) -> int:
                 print(f"slime: note: {note}", file=sys.stderr)
         lock = lock or held.enter_context(RunLock(folder))
         save = checked.config.checkpoint.save
-        if save is not None and Path(save).resolve() != folder.resolve():  # whose lock the run has
+        if save is not None and real_path(save) != real_path(folder):  # whose lock the run has
             held.enter_context(RunLock(Path(save), "the run that saves to")).write()
         if not resumes:
             make_run_folder(folder, config)

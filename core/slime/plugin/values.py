@@ -73,8 +73,7 @@ class EstimatorBatch:
     rollout_ids: Tensor
     loss_masks: list[Tensor]  #: N x [T_i], 1 where the token is trained on
     #: N x [T_i] KL of the trainer to the reference, with --kl-coef or if the estimator needs a reference; else None. By
-    #: --kl-reward-type; default:
-    #: log pi / pi_ref (k1). 0 where a token is not trained on
+    #: --kl-reward-type; default: log pi / pi_ref (k1). 0 where a token is not trained on
     kl: list[Tensor] | None = None
     #: N x [T_i] critic values, if the estimator needs a critic; else None
     values: list[Tensor] | None = None

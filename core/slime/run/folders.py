@@ -107,16 +107,16 @@ def require_no_links_out(folder: Path) -> None:
 
 
 def _require_inside(folder: Path, paths: Iterable[Path]) -> None:
-    own = _real(folder)
+    own = real_path(folder)
     for path in paths:
-        if path.is_symlink() and not (to := _real(path)).is_relative_to(own):
+        if path.is_symlink() and not (to := real_path(path)).is_relative_to(own):
             raise ConfigError(
                 f"{path} is a link to {to}, outside of {folder}, and the run would write there. Put a file or"
                 " folder in its place, or remove it. Checkpoints can be in another folder: --save DIR"
             )
 
 
-def _real(path: str | Path) -> Path:
+def real_path(path: str | Path) -> Path:
     """Where a path leads. `Path.resolve` raises for a link to itself, which is refused when the place is looked at."""
     return Path(os.path.realpath(path))
 
@@ -153,14 +153,14 @@ def require_own_folder(config: RunConfig, run_dir: Path) -> None:
     root = Path(config.checkpoint.save)
     _require_inside(root, _written_by_saving(root))
     held = {STATE: "is a checkpoint", "config.json": "is a model folder"}
-    if _real(root) != _real(run_dir):
+    if real_path(root) != real_path(run_dir):
         held[CONFIG] = "is the folder of another run"
     for name, what in held.items():
         if (root / name).exists():
             raise ConfigError(f"--save {root} {what} (it has {name}); expected a folder for checkpoints alone.")
     saved = checkpoints_in(root)
     load = config.checkpoint.load
-    if not saved or (load is not None and _real(load) in (_real(root), *(_real(one) for one in saved))):
+    if not saved or (load is not None and real_path(load) in (real_path(root), *(real_path(one) for one in saved))):
         return
     raise ConfigError(
         f"--save {root} holds checkpoints of another run, up to {saved[0].name}. Continue that run with --load {root},"
@@ -202,11 +202,11 @@ def require_export_folder(config: RunConfig) -> None:
 
 def _require_free(folder: Path, read: Mapping[str, str | None]) -> None:
     """Check one folder of an export against the models that the run reads, by the flag that names each."""
-    place = _real(folder)
+    place = real_path(folder)
     for option, model in read.items():
         if model is None:
             continue
-        source = _real(model)
+        source = real_path(model)
         if place == source or place in source.parents or source in place.parents:
             raise ConfigError(
                 f"--save-hf {folder} would overwrite {option} {model}: both are {source}"
