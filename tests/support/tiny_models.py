@@ -8,6 +8,7 @@ rounding does.
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,8 +229,11 @@ MOE_FAMILIES = tuple(name for name in FAMILIES if {"num_experts", "n_routed_expe
 
 
 def published(family: str) -> dict[str, Any]:
-    """The `config.json` of a family, as published but smaller."""
-    return _COMMON | _PUBLISHED[family]
+    """The `config.json` of a family, as published but smaller.
+
+    A copy: transformers writes into the tables of a config that it is given, such as rope_scaling.
+    """
+    return copy.deepcopy(_COMMON | _PUBLISHED[family])
 
 
 def make_tiny_model(folder: Path, family: str, *, seed: int, tied: bool = False, **overrides: Any) -> Path:

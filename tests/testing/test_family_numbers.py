@@ -103,6 +103,7 @@ def test_a_model_is_what_its_config_and_seed_say(tmp_path: Path) -> None:
     )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first)
+    assert config == published("kimi_k2") | {"num_nextn_predict_layers": 0}  # transformers writes into its tables
     norms = [tensor for name, tensor in first.items() if "norm" in name]
     assert min(float((tensor - 1).abs().max()) for tensor in norms) > 0.05
 

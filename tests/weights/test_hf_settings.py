@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from pathlib import Path
@@ -69,7 +70,9 @@ def numbers_of(found: Architecture) -> dict[str, Any]:
 
 def numbers_by_transformers(causal_lm: str, config: dict[str, Any]) -> dict[str, Any]:
     """The same of transformers' own object. Raises whatever transformers raises."""
-    made = config_class(causal_lm)(**{key: value for key, value in config.items() if key != "model_type"})
+    # a copy: transformers writes into the tables that it is given, such as rope_scaling
+    settings = copy.deepcopy({key: value for key, value in config.items() if key != "model_type"})
+    made = config_class(causal_lm)(**settings)
     latent = hasattr(made, "kv_lora_rank")
     head_dim = getattr(made, "head_dim", made.hidden_size // made.num_attention_heads)
     return {

@@ -6,6 +6,7 @@ wrong place changes the outputs by far more than rounding does.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,4 +84,7 @@ def _class_of(config: Mapping[str, Any], model_class: str | type | None) -> Any:
 
 def _config_of(model_class: Any, config: Mapping[str, Any]) -> Any:
     """The configuration object. `model_type` may be one that transformers does not know."""
-    return model_class.config_class(**{key: value for key, value in config.items() if key != "model_type"})
+    # a copy: transformers writes into the tables that it is given, such as rope_scaling
+    return model_class.config_class(
+        **copy.deepcopy({key: value for key, value in config.items() if key != "model_type"})
+    )
