@@ -96,8 +96,8 @@ def run(words):
     kept = TornDown()
     atexit.register(print, "cleaned up")
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start() if {lasts} else None
-    threading.Timer(0.2, print, ("waited for",)).start()
     print("ran")
+    threading.Timer(0.2, print, ("waited for",)).start()
     return 3
 
 main.COMMANDS["leave"] = (__name__, "")

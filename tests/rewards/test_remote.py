@@ -44,7 +44,8 @@ def test_concurrent_calls_share_requests_up_to_the_batch_size() -> None:
     with serving(lengths) as service:
         values = asyncio.run(several(build("remote", url=service.url, batch_size=4, batch_wait_s=0.2)))
     assert values == [float(n) for n in range(10)]
-    assert [len(request["samples"]) for request in service.requests] == [4, 4, 2]
+    # They are on their way at the same time, and may arrive in any order.
+    assert sorted(len(request["samples"]) for request in service.requests) == [2, 4, 4]
 
 
 def test_the_single_protocol_sends_one_sample_per_request() -> None:

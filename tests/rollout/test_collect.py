@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from tests.rollout.collecting import Finisher, Rule, collector, drop_where, indices
+from tests.support.simulated_time import run_simulated
 
 from slime.errors import PluginContractError, PluginError, SlimeError
 from slime.plugin import Selection
@@ -127,7 +128,7 @@ def test_overlapping_batches_take_prompts_in_call_order() -> None:
         batches = await asyncio.gather(*(collect.collect(rollout) for rollout in range(3)))
         return [indices(batch.groups) for batch in batches]
 
-    assert asyncio.run(three()) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert run_simulated(three()) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_a_short_batch_takes_groups_of_a_later_one() -> None:
@@ -138,7 +139,7 @@ def test_a_short_batch_takes_groups_of_a_later_one() -> None:
         batches = await asyncio.gather(*(collect.collect(rollout) for rollout in range(2)))
         return [indices(batch.groups) for batch in batches]
 
-    assert asyncio.run(two()) == [[2, 3, 4, 5], [6, 7, 8, 9]]
+    assert run_simulated(two()) == [[2, 3, 4, 5], [6, 7, 8, 9]]
     assert finish.draws == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
@@ -149,7 +150,7 @@ def test_prompts_in_flight_are_not_drawn_twice() -> None:
         batches = await asyncio.gather(*(collect.collect(rollout) for rollout in range(2)))
         return [indices(batch.groups) for batch in batches]
 
-    assert asyncio.run(run()) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert run_simulated(run()) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [len(draw) for draw in finish.draws] == [7, 4]
 
 

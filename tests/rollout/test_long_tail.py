@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from tests.rollout.collecting import SAMPLES, CountingSource
 from tests.rollout.test_first_finished import Resuming
 from tests.support.scoring import health
+from tests.support.simulated_time import SimulatedLoop
 
 from slime.plugin import Generation, SamplingParams
 from slime.rollout.batch_in_progress import sampling_seed
@@ -27,28 +26,6 @@ from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges
 LIMIT = 600
 TOKEN_S = 0.05
 WANT = 8
-
-
-class SimulatedSelector(selectors.DefaultSelector):
-    """Passes the time that it would have waited."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
-        if not ready:
-            assert timeout is not None, "nothing will ever happen"
-            self.now += timeout
-        return ready
-
-
-class SimulatedLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._clock = SimulatedSelector()
-        super().__init__(self._clock)
-
-    def time(self) -> float:
-        return self._clock.now
 
 
 def response_length(seed: int) -> int:

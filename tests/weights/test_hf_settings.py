@@ -91,8 +91,10 @@ def numbers_by_transformers(causal_lm: str, config: dict[str, Any]) -> dict[str,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_setting_that_is_missing_or_null_means_what_transformers_says_or_is_refused(family: str) -> None:
-    logging.getLogger("transformers").setLevel(logging.CRITICAL)
+def test_a_setting_that_is_missing_or_null_means_what_transformers_says_or_is_refused(
+    family: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "transformers")
     base = published(family)
     causal_lm, taken = base["architectures"][0], 0
     for key in base.keys() - {"model_type", "architectures"}:

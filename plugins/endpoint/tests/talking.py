@@ -57,8 +57,8 @@ async def talking(script: Sequence[Step] | Callable[..., Step], **limits: Any) -
         await server.close()
 
 
-def run(work: Awaitable[Any], timeout_s: float = 30.0) -> Any:
-    """Run a test's coroutine, with a deadline."""
+def run(work: Awaitable[Any], timeout_s: float = 240.0) -> Any:
+    """Run a test's coroutine; the deadline is for one that hangs, and far beyond what a busy machine needs."""
 
     async def bounded() -> Any:
         async with asyncio.timeout(timeout_s):

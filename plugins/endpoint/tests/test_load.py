@@ -58,7 +58,7 @@ def test_a_request_that_cannot_fit_the_context_is_refused_with_the_numbers_and_u
             assert talk.session.full and talk.session.counts.refused == 1 and talk.policy.calls == []
             assert (await talk.say([user("hi")])).choices[0].message.content == "four"
 
-    run(work(), timeout_s=30)
+    run(work())
 
 
 def test_without_a_known_context_there_is_a_limit_too() -> None:
@@ -70,7 +70,7 @@ def test_without_a_known_context_there_is_a_limit_too() -> None:
         ):
             assert response.status == 413 and f"at most {4 * MIB} bytes" in await response.text()
 
-    run(work(), timeout_s=30)
+    run(work())
 
 
 def test_the_limit_follows_the_engines_context() -> None:
@@ -83,7 +83,7 @@ def test_the_limit_follows_the_engines_context() -> None:
             assert response.status == 413 and "the context of 100 tokens" in await response.text()
         await server.close()
 
-    run(work(), timeout_s=30)
+    run(work())
 
 
 def test_a_large_request_is_tokenized_while_the_event_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:

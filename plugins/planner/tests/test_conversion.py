@@ -295,17 +295,19 @@ def test_the_command_that_was_killed_continues(model_folder: Folders, tmp_path: 
     folder = model_folder("qwen3", intermediate_size=1024, num_hidden_layers=6)
     expected = quantised_copy(folder, tmp_path / "fp8")
     script = (
-        "import sys, time; from slime_planner import conversion\n"
-        "write = conversion._write_file\n"
-        "def slowly(*words):\n    write(*words); time.sleep(0.05)\n"
-        "conversion._write_file = slowly\n"
+        "import itertools, os, sys, time; from slime_planner import conversion\n"
+        "write, written = conversion._write_file, itertools.count(1)\n"
+        "def held(*words):\n"
+        "    write(*words)\n"
+        "    if next(written) == 3 and 'HELD' in os.environ: time.sleep(600)\n"
+        "conversion._write_file = held\n"
         "conversion.Conversion.__init__.__defaults__ = (2**18,)\n"
         "from slime.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     words = [sys.executable, "-c", script, "convert", str(tmp_path / "fp8"), str(tmp_path / "out"), "--device", "cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     partial = tmp_path / ".out.partial"
-    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(words, env=environment | {"HELD": "1"}, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 200
         while len(list(partial.glob("model-*.safetensors"))) < 3:
             assert process.poll() is None and time.monotonic() < deadline, process.communicate()
@@ -313,7 +315,7 @@ def test_the_command_that_was_killed_continues(model_folder: Folders, tmp_path: 
         process.send_signal(signal.SIGKILL)
         process.wait(60)
     done = {path.name: path.stat().st_mtime_ns for path in partial.glob("model-*.safetensors")}
-    assert not (tmp_path / "out").exists() and len(done) >= 3
+    assert not (tmp_path / "out").exists() and len(done) == 3
     ended = subprocess.run(
         [*words, "--verify"], env=environment, capture_output=True, text=True, timeout=240, check=False
     )

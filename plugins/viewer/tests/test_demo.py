@@ -76,9 +76,21 @@ def test_a_run_that_does_not_begin_is_told_with_the_end_of_its_log(
 def test_a_run_that_fails_later_is_told_and_the_page_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The signal comes long after the failure, from somebody who outlives the script.
-    script = f'{_BEGIN}; (sleep 2; touch "$3/signalled"; kill -INT $PPID) & sleep 0.3; echo it broke; exit 4'
+    # The signal comes after the failure, from somebody who outlives the script.
+    script = f"""{_BEGIN}; (
+        for _ in $(seq 1200); do [ -e "$3/failed" ] && break; sleep 0.05; done
+        [ -e "$3/failed" ] && touch "$3/signalled" && kill -INT $PPID
+    ) & echo it broke; exit 4"""
     folder = instead_of_the_run(monkeypatch, tmp_path, script)
+    finished = Demo.finished
+
+    async def noted(demo: Demo) -> str:
+        try:
+            return await finished(demo)
+        finally:
+            (folder / "failed").touch()
+
+    monkeypatch.setattr(Demo, "finished", noted)
     assert main(["view", "--demo", str(folder)]) == 1
     assert (folder / "signalled").exists()
     out, err = capsys.readouterr()

