@@ -53,6 +53,83 @@ def test_without_an_answer_the_run_is_not_refused(
     assert "SGLang could not be asked whether it accepts its options" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("tokenizer-path", "/no/tokenizer", "a file or folder that exists"),
+        ("tokenizer-path", "tokenizer", "a file or folder that exists"),
+        ("quantization-param-path", "/no/scales.json", "a file or folder that exists"),
+        ("pdmux-config-path", "no/config.yaml", "a file or folder that exists"),
+        ("speculative-draft-model-path", "/no/draft", "a file or folder that exists"),
+        ("rl-quant-profile", "profile.pt", "a file or folder that exists"),
+        ("speculative-adaptive-config", '{"a": 1}', "a file or folder that exists"),
+        ("lora-paths", "name=/no/adapter", "a file or folder that exists"),
+        ("lora-paths", '{"lora_name": "one", "lora_path": "/no/adapter"}', "a file or folder that exists"),
+        ("model-loader-extra-config", "{broken", "JSON, or a file that exists: Expecting property name"),
+        ("kv-events-config", "zmq", "JSON, or a file that exists: Expecting value"),
+        ("hicache-storage-backend-extra-config", "@no.toml", "JSON, or a file that exists"),
+        ("deepep-config", "{'a': 1}", "JSON, or a file that exists"),
+        ("init-expert-location", "trivia", "JSON, or a file that exists"),
+    ],
+)
+def test_missing_files_and_broken_json_are_refused_without_sglang(
+    slime: Slime, base_words: list[str], loop: Loop, monkeypatch: pytest.MonkeyPatch, option: str, value: str, said: str
+) -> None:
+    monkeypatch.setattr("subprocess.run", None)
+    ended = slime("train", *base_words, f"--sglang-{option}", value)
+    assert ended.code == 2 and loop.calls == []
+    assert f"--sglang-{option}: got " in ended.err and f"expected {said}" in ended.err
+
+
+def test_files_json_and_names_at_the_hub_are_taken(
+    slime: Slime, base_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file.json"
+    file.write_text("{}")
+    right = {
+        "tokenizer-path": "organisation/tokenizer",
+        "speculative-draft-model-path": "organisation/draft",
+        "lora-paths": f"one={tmp_path}",
+        "pdmux-config-path": str(file),
+        "model-loader-extra-config": '{"enable_multithread_load": true}',
+        "deepep-config": str(file),
+        "hicache-storage-backend-extra-config": f"@{file}",
+        "init-expert-location": "trivial",
+        "file-storage-path": "/not/yet",
+        "served-model-name": "policy",
+    }
+    asked: list[str] = []
+
+    def found_nothing(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.extend(words)
+        return subprocess.CompletedProcess(words, 0, stdout="[]\n")
+
+    monkeypatch.setattr("subprocess.run", found_nothing)
+    words = [word for name, value in right.items() for word in (f"--sglang-{name}", value)]
+    ended = slime("train", *base_words, *words, "--dry-run")
+    assert ended.code == 0, ended.err
+    assert "organisation/tokenizer" in asked
+
+
+def test_engines_have_the_weights_that_are_trained(
+    slime: Slime, base_words: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("subprocess.run", lambda words, **_: subprocess.CompletedProcess(words, 0, stdout="[]\n"))
+    ended = slime("train", *base_words, "--sglang-quantization", "awq", "--dry-run")
+    assert ended.code == 2 and "--sglang-quantization awq: the weights that training sends" in ended.err
+    assert slime("train", *base_words, "--sglang-load-format", "dummy", "--dry-run").code == 0
+    assert "engines start with random weights, until the trainer sends its own" in caplog.text
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(1, False), (15, False), (16, True)])
+def test_the_memory_of_an_engine_holds_a_response(
+    slime: Slime, base_words: list[str], tokens: int, *, fits: bool
+) -> None:
+    ended = slime("train", *base_words, "--sglang-max-total-tokens", str(tokens), "--dry-run")
+    assert ended.code == (0 if fits else 2)
+    assert fits or f"--sglang-max-total-tokens {tokens} has no room for a prompt and a response of 8" in ended.err
+
+
 @pytest.mark.slow
 def test_what_sglang_does_not_know_is_refused_before_anything_starts(
     slime: Slime, base_words: list[str], loop: Loop, tmp_path: Path
@@ -86,8 +163,14 @@ def test_what_sglang_does_not_know_is_refused_before_anything_starts(
     ended = slime("train", *base_words, *words, "--dry-run")
     assert ended.code == 0, ended.err
 
-    ended = slime("train", *base_words, "--sglang-speculative-algorithm", "EAGEL", "--dry-run")
-    assert ended.code == 2 and "SGLang refuses its options: ValueError: Unknown speculative algorithm name" in ended.err
+    refused = {
+        ("speculative-algorithm", "EAGEL"): "ValueError: Unknown speculative algorithm name",
+        ("model-loader-extra-config", '{"threads": 4}'): "ValueError: Unexpected extra config keys",
+        ("tokenizer-path", str(tmp_path)): "",
+    }
+    for (name, value), said in refused.items():
+        ended = slime("train", *base_words, f"--sglang-{name}", value, "--dry-run")
+        assert ended.code == 2 and f"SGLang refuses its options: {said}" in ended.err
 
 
 def test_asking_loads_nothing_into_this_process() -> None:

@@ -91,6 +91,14 @@ def test_a_component_option_needs_a_value(refused: Refused) -> None:
         ("--sglang-mem-fraction-statc", "--sglang-mem-fraction-static"),
         ("--use-tiss", "--use-tis"),
         ("--rewrad.timeout-s", "--reward.timeout-s"),
+        # names with further words: the fewest, and of those the first
+        ("--temperature", "--rollout-temperature"),
+        ("--top-p", "--rollout-top-p"),
+        ("--batch-size", "--rollout-batch-size"),
+        ("--max-response-len", "--rollout-max-response-len"),
+        ("--n-samples", "--n-samples-per-prompt"),
+        ("--tensor-parallel-size", "--tensor-model-parallel-size"),
+        ("--sglang-tp", "--sglang-tp-size"),
     ],
 )
 def test_a_misspelt_flag_is_refused_with_a_suggestion(refused: Refused, wrong: str, right: str) -> None:

@@ -159,7 +159,7 @@ def preflight(
         critic = "critic" in checked.used["estimator"].component.spec.needs if "estimator" in checked.used else False
         problems += learning_rate_problems(config, with_critic=critic)
     if with_engines and not problems:
-        problems += engine_option_problems(config)
+        problems += engine_option_problems(config, trains=trains)
     with _collected(problems):
         platform_of(config.device)
     with _collected(problems):

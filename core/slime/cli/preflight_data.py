@@ -27,6 +27,8 @@ WHOLE = 1024
 SAMPLED = 64
 #: row groups that are read of a large Parquet file, where reading a piece means reading its whole group
 _GROUPS = 8
+#: tokens of an engine's memory that a request needs beside its response: those that SGLang keeps free, and one
+_BESIDE_RESPONSE = 8
 
 
 @dataclass
@@ -290,5 +292,11 @@ def _prompt_limit(config: RunConfig, model: ModelFacts, prompts: PromptSet) -> i
         raise ConfigError(
             f"a response of {prompts.response} tokens (--rollout-max-response-len, --eval-max-response-len) leaves no"
             f" room for a prompt in the context of {context} tokens. Shorten responses"
+        )
+    pool, least = config.sglang.get("max_total_tokens"), prompts.response + _BESIDE_RESPONSE
+    if pool is not None and pool < least:
+        raise ConfigError(
+            f"--sglang-max-total-tokens {pool} has no room for a prompt and a response of {prompts.response} tokens"
+            f" (--rollout-max-response-len, --eval-max-response-len): expected at least {least}, for short prompts"
         )
     return min(prompts.max_prompt or context, context - prompts.response)

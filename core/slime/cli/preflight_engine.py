@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import typing
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.config import RunConfig
+from slime.config.flags import Flag
 from slime.config.run_config import nvidia_devices
 from slime.config.sglang_options import sglang_argv, sglang_flags
 from slime.engine.server import EngineSpec, server_arguments, server_environment
@@ -49,11 +51,27 @@ _LATER = {
 }
 #: those that may name a file instead
 _FILES = ("chat_template", "completion_template")
+#: how SGLang's help describes a file that a server reads
+_PATH = re.compile(r"\bpath (?:of|to) (?:an?|the) ", re.IGNORECASE)
+#: described like that too: files of the model folder, and a folder that is written to
+_NOT_READ = (*_FILES, "decrypted_config_file", "decrypted_draft_config_file", "file_storage_path")
+#: texts that are JSON, or name a file
+_JSON = ("_config", "expert_location")
 
 
-def engine_option_problems(config: RunConfig) -> Iterator[str]:
-    """What SGLang would refuse of the options of a run that has no other problems."""
+def engine_option_problems(config: RunConfig, *, trains: bool) -> Iterator[str]:
+    """What SGLang would refuse of the options of a run that has no other problems, or compute wrongly.
+
+    Args:
+        config: The run.
+        trains: Whether a trainer sends the engines its weights.
+    """
     options = dict(config.sglang)
+    yield from _weight_problems(options, trains=trains)
+    unread = [*_unread(options)]
+    yield from unread
+    if unread:
+        return
     for key in _LEVELS.keys() & options.keys():
         if (level := str(options.pop(key)).lower()) not in _LEVELS[key]:
             yield _unknown(key, level, _LEVELS[key])
@@ -62,10 +80,56 @@ def engine_option_problems(config: RunConfig) -> Iterator[str]:
         yield from _asked(config, open_options)
 
 
+def _weight_problems(options: Mapping[str, Any], *, trains: bool) -> Iterator[str]:
+    """Weights that are not those of the model, or that the trainer's cannot replace."""
+    kind, form = options.get("quantization"), options.get("load_format")
+    if trains and kind not in (None, "unquant") and form != "flash_rl":
+        yield (
+            f"--sglang-quantization {kind}: the weights that training sends are not quantised, and engines would take"
+            " them without the scales. Drop it"
+        )
+    if form == "dummy" and not trains:
+        yield "--sglang-load-format dummy: engines would answer with random weights. Drop it"
+    elif form == "dummy":
+        logger.warning("--sglang-load-format dummy: engines start with random weights, until the trainer sends its own")
+
+
+def _unread(options: Mapping[str, Any]) -> Iterator[str]:
+    """Files that are missing, and texts that are not JSON: a server reads them when it has started."""
+    for key, value in options.items():
+        flag = _flag(key)
+        for text in map(_path_in, value) if key == "lora_paths" else [value]:
+            if not isinstance(text, str) or text == flag.default.strip("'") or Path(text.removeprefix("@")).exists():
+                continue
+            where = f"--{flag.name}: got {text!r}, expected"
+            if key == "lora_paths" or (_PATH.search(flag.help) and key not in _NOT_READ):
+                if not _on_the_hub(text, flag.help):
+                    yield f"{where} a file or folder that exists"
+            elif key.endswith(_JSON):
+                try:
+                    json.loads(text)
+                except ValueError as error:
+                    yield f"{where} JSON, or a file that exists: {error}"
+
+
+def _path_in(adapter: Any) -> Any:
+    """The folder of an adapter, which is given as PATH, NAME=PATH, or an object of SGLang's."""
+    return adapter.get("lora_path") if isinstance(adapter, dict) else str(adapter).rpartition("=")[2]
+
+
+def _on_the_hub(text: str, description: str) -> bool:
+    """Whether a server may find a tokenizer, a draft model or an adapter at the Hugging Face Hub."""
+    return bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)+", text) and re.search("tokenizer|draft|LoRA", description))
+
+
 def _is_open(key: str) -> bool:
     """Whether the values of an option are names that its declaration does not list."""
-    kind = next(flag.type.annotation for flag in sglang_flags().values() if flag.key == key)
+    kind = _flag(key).type.annotation
     return kind is str or str in typing.get_args(kind)
+
+
+def _flag(key: str) -> Flag:
+    return next(flag for flag in sglang_flags().values() if flag.key == key)
 
 
 def _asked(config: RunConfig, options: Mapping[str, Any]) -> list[str]:
@@ -145,10 +209,30 @@ def _refused(arguments: list[str], *, whole: bool) -> Iterator[str]:
             server_args = importlib.import_module("sglang.srt.server_args").prepare_server_args(arguments)
             if whole:
                 server_args.resolve_once()
+                _build(server_args)
     except SystemExit:
         yield f"SGLang refuses its options: {said.getvalue().strip().splitlines()[-1].partition('error: ')[2]}"
     except Exception as error:  # noqa: BLE001 - SGLang's checks raise anything
         yield f"SGLang refuses its options: {one_line(error)}"
+
+
+def _build(server_args: Any) -> None:
+    """Make what a server makes of its options first: the tokenizer, and the way in which weights are stored."""
+    with suppress(ImportError, AttributeError):  # another SGLang may have them elsewhere
+        if server_args.tokenizer_path:
+            tokenizers = importlib.import_module("sglang.srt.utils.hf_transformers_utils")
+            tokenizers.get_tokenizer(
+                server_args.tokenizer_path,
+                tokenizer_mode=server_args.tokenizer_mode,
+                trust_remote_code=server_args.trust_remote_code,
+            )
+        model = importlib.import_module("sglang.srt.configs.model_config").ModelConfig.from_server_args(server_args)
+        load = importlib.import_module("sglang.srt.configs.load_config").LoadConfig(
+            load_format=server_args.load_format, model_loader_extra_config=server_args.model_loader_extra_config
+        )
+        loader = importlib.import_module("sglang.srt.model_loader.loader")
+        loader.get_model_loader(load, model)
+        loader._get_quantization_config(model, load)
 
 
 def _unknown(key: str, value: str, known: Iterable[str]) -> str:

@@ -191,11 +191,25 @@ def json_type(value: object) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` Did you mean X?` with the nearest known name, or an empty string when none is near.
 
-    Leading dashes of flags and brackets of tables do not make names more alike.
+    Leading dashes of flags and brackets of tables do not make names more alike. A name with the same words and further
+    ones (`rollout-temperature` for `temperature`) is nearer than one with other letters: the one with the fewest, and
+    of several the first.
     """
-    bare = {one.strip("-[]"): one for one in known}
-    near = difflib.get_close_matches(name.strip("-[]"), list(bare), n=1, cutoff=0.7)
+    bare, word = {one.strip("-[]"): one for one in known}, name.strip("-[]")
+    longer = [one for one in bare if _has_words(one, word)]
+    near = [min(longer, key=lambda one: len(_words(one)))] if longer else []
+    near = near or difflib.get_close_matches(word, list(bare), n=1, cutoff=0.7)
     return f" Did you mean {bare[near[0]]}?" if near else ""
+
+
+def _has_words(longer: str, name: str) -> bool:
+    """Whether all words of a name are those of a longer one, in their order."""
+    words = iter(_words(longer))
+    return all(word in words for word in _words(name))
+
+
+def _words(name: str) -> list[str]:
+    return re.split("[-_]", name)
 
 
 # --- full disks ------------------------------------------------------------------------------------
