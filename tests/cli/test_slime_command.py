@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Slime
+from tests.cli.conftest import Slime, split
 
 from slime import __version__
+from slime.cli.main import main
 from slime.config.run_config import SECTIONS
 
 
@@ -72,16 +75,6 @@ def test_the_engines_options_are_listed(slime: Slime, word: str, flags: list[str
     assert max(map(len, out.splitlines())) <= 200
 
 
-def test_a_closed_pipe_is_not_an_error() -> None:
-    script = "import sys; from slime.cli.main import main; sys.exit(main(['train', '--help-sglang']))"
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.close()
-    _, err = child.communicate(timeout=240)
-    assert b"Traceback" not in err
-    assert child.returncode == 1
-
-
 #: a command that leaves a thread behind, and says which of its clean-ups Python still does
 LEAVING = """
 import atexit, sys, threading, time
@@ -123,3 +116,34 @@ def test_warnings_are_marked_as_warnings(slime: Slime, monkeypatch: pytest.Monke
     monkeypatch.setattr("slime.cli.plugins.run", run)
     assert slime("plugins").err == "slime: warning: the checkpoint was made with another version\n"
     assert logging.getLogger("slime").handlers == []
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "train --help-sglang", "plugins", "score --help", "train --dry-run"]
+)
+def test_a_reader_that_leaves_ends_a_command_without_a_word(base_words: list[str], tmp_path: Path, words: str) -> None:
+    """As `slime plugins | head -1`: the exit code is that of a command which SIGPIPE ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "slime.cli.main", *split(words), *(base_words if "--dry-run" in words else ())]
+    with os.fdopen(writer, "wb") as output:
+        ended = subprocess.run(command, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_command_without_standard_output(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import os; os.close(1)\nimport sys; sys.stdout = None\n"]
+    command[-1] += "from slime.cli.main import command; command(['plugins'])"
+    ended = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_another_pipe_that_breaks_is_not_taken_for_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("slime.cli.main._run", broken)
+    with pytest.raises(BrokenPipeError), open(os.devnull, "w") as output:
+        monkeypatch.setattr("sys.stdout", output)
+        monkeypatch.setattr("sys.stderr", output)
+        main([])

@@ -9,6 +9,7 @@ import atexit
 import importlib.metadata
 import logging
 import os
+import select
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 #: entry points `NAME = package.module`, whose module has `run(argv) -> int`; they are not plugins, and no run has them
 COMMAND_GROUP = "slime.commands"
+#: the exit code if nobody reads the output: that of a command which SIGPIPE ended, as shells report it
+_UNREAD = 141
 _USAGE = """\
 usage: slime COMMAND ...
 
@@ -62,6 +65,9 @@ options:
 
 def command(argv: Sequence[str] | None = None) -> NoReturn:
     """The `slime` command: run `main` and end the process with its exit code."""
+    # Python has none of a stream that was closed before the start (`slime train >&-`).
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - until the end
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     try:
         code = main(argv)
     except Exception:  # noqa: BLE001 - printed as Python would
@@ -95,19 +101,11 @@ def _end_beside_threads(code: int) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, that of a `SlimeError` (2: bad input), 130 after Ctrl-C.
 
-    143: SIGTERM ended a run.
+    143: SIGTERM ended a run. 141: the reader of the output is gone.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("--help", "-h"):
-        print(_help())
-        return 0 if words else 2
-    if words[0] == "--version":
-        print(f"slime {__version__}")
-        return 0
-    command, *rest = words
     try:
         with _warnings_to_stderr():
-            code: int = _module_of(command).run(rest)
+            code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
     except PreemptedError as preempted:
@@ -120,8 +118,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except BrokenPipeError:
         # The reader of the output is gone (`slime train --help | head`); keep Python from writing to it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        unread = [*filter(_is_unread, (sys.stdout.fileno(), sys.stderr.fileno()))]
+        for stream in unread:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        if not unread:  # another pipe has broken
+            raise
+        return _UNREAD
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -133,6 +135,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         _tell("ended by SIGTERM" if terminated else "interrupted")
         _print_notes(interruption)
         return 143 if terminated else 130
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("--help", "-h"):
+        print(_help())
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"slime {__version__}")
+        return 0
+    code: int = _module_of(words[0]).run(words[1:])
+    return code
+
+
+def _is_unread(stream: int) -> bool:
+    """Whether a stream is a pipe that nobody reads."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def _module_of(command: str) -> ModuleType:
