@@ -13,16 +13,31 @@ from slime_rewards.options import MathOptions
 _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|\\\[((?:(?!\\\[).)+?)\\\]|\\\(((?:(?!\\\().)+?)\\\)|(?<!\\)\$((?:\\.|[^$\\])+?)(?<!\\)\$", re.DOTALL
 )
-#: what a sentence says to be the answer
-_SAID = re.compile(r"(?:\banswers?\b\**(?:\s+(?:is|are)\b\s*[:=]?|\s*[:=])|####)[*\s]*", re.IGNORECASE)
+#: what a sentence says to be the answer: 5, or the point (3, 4)
+_SAID = re.compile(
+    r"(?:\banswers?\b\**(?:\s+(?:is|are)\b\s*[:=]?|\s*[:=])|####)[*\s]*"
+    r"(?:the\s+(?:ordered\s+)?(?:point|interval|pair|triple|vector|set|number|value|tuple)s?\s+(?=[$\\(\[{\d-]))?",
+    re.IGNORECASE,
+)
 #: what is said not to be the answer, up to what it is
 _NOT = re.compile(
-    r"(\banswers?\s+is)(?:n['\u2019]t|\s+not)\b(?:[^.\n]|\.\d)*?(?:,?\s+but(?:\s+rather)?(?=\s)|(?=\.?\s*$|\.\s))",
+    r"(\banswers?\s+is)(?:n['\u2019]t|\s+not)\b(?:[^.\n]|\.\d)*?"
+    r"(?P<then>,?\s+but(?:\s+rather)?(?=\s)|\s?[,;.\u2013\u2014]\s?it(?:['\u2019]s|\s+is)(?=[^\S\n]+\S+[^\S\n]*$)"
+    r"|(?=\.?\s*$|\.\s))",
     re.IGNORECASE | re.MULTILINE,
 )
-_NOT_THAT = re.compile(r"(?:,\s*(?:and\s+)?not|\s(?:rather\s+than|instead\s+of))\s(?:[^.,;\n]|[.,]\d)*", re.IGNORECASE)
+_NOT_THAT = re.compile(
+    r"(?:,\s*(?:and\s+)?not(?!\s+(?:the\s+|an?\s+)?(?:valid|correct|right|possible|allowed|true|answer|solution)\b)"
+    r"|\s(?:rather\s+than|instead\s+of))\s(?:[^.,;()\n]|[.,]\d|\([^()\n]*\))*"
+    # (not x = -5), but no word about the answer, as in (not valid)
+    r"|\s?\((?:and\s+)?(?:not|rather\s+than|instead\s+of)\s(?:(?!(?<![A-Za-z\\])[A-Za-z]{2})[^()\n]|\([^()\n]*\))+\)",
+    re.IGNORECASE,
+)
 #: a sentence that does not say one answer
-_UNSURE = re.compile(r"\b(?:either|between|not|wrong|incorrect|or)\b|n't\b", re.IGNORECASE)
+_UNSURE = re.compile(
+    r"\b(?:either|between|not|wrong|incorrect|invalid|extraneous|rejected|impossible|or)\b|n't\b", re.IGNORECASE
+)
+_DENIAL = re.compile(r"(?:\bnot|n['\u2019]t)(?:\s+(?:be|equal(?:\s+to)?|the\s+\w+))?\s*$", re.IGNORECASE)
 #: words that are not part of a formula
 _PROSE = re.compile(
     r"(?<![A-Za-z\\])(?!(?:sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|pi|inf|infinity|and|or)\b)[A-Za-z]{2,}"
@@ -89,7 +104,7 @@ def _answer_of_label(label: str) -> Answer | None:
 
 def _in_text(text: str) -> Answer | None:
     """The answer that a text without a box gives."""
-    text = _NOT.sub(lambda found: found[1] if found[0].lower().endswith(("but", "rather")) else "", text)
+    text = _NOT.sub(lambda found: found[1] if found["then"] else "", text)
     for said in list(_SAID.finditer(text))[-1:]:
         after = text[said.end() :].strip()
         line = _NOT_THAT.sub("", after.partition("\n")[0])
@@ -110,9 +125,14 @@ def _in_text(text: str) -> Answer | None:
         return whole
     for formula in reversed(list(_FORMULA.finditer(text))):
         if isinstance(inside := read(_inner(formula)), Formula):
-            return inside
-    numbers = _NUMBER.findall(text)
-    return read(numbers[-1].strip()) if numbers else None
+            return inside if not _is_denied(text, formula) else None
+    numbers = list(_NUMBER.finditer(text))
+    return read(numbers[-1][0].strip()) if numbers and not _is_denied(text, numbers[-1]) else None
+
+
+def _is_denied(text: str, found: re.Match[str]) -> bool:
+    """Whether a "not" stands right before it."""
+    return _DENIAL.search(text[max(0, found.start() - 40) : found.start()]) is not None
 
 
 def _inner(formula: re.Match[str]) -> str:

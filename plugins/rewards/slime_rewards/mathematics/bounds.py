@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import sympy
+from sympy.concrete.gosper import gosper_sum
 from sympy.core.cache import clear_cache
 
 from slime_rewards.mathematics.values import MOST_BITS, NotReadError
@@ -128,6 +129,11 @@ def repeated(kind: Callable[..., Any], term: Any, index: Any, first: Any, last: 
         bits = max(_bits_at(term, {index: end}) for end in (first, last))
         if abs(terms) > most or abs(terms) * bits > (_MOST_BITS_OF_TERMS if kind is sympy.Sum else MOST_BITS):
             raise NotReadError
+    if kind is sympy.Sum and last == sympy.oo and term.is_rational_function(index):
+        # Terms that cancel each other, for which sympy takes far more work if it looks for other ways first.
+        found = gosper_sum(term, (index, first, last))
+        if found is not None and found.is_finite:
+            return found
     return kind(term, (index, first, last)).doit()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 
 from slime_rewards.mathematics.bounds import TooMuchWorkError, bounded
+from slime_rewards.mathematics.units import units_differ
 from slime_rewards.mathematics.values import Answer, Formula, Interval, Members, Ordered, Relation, Words
 
 #: digits to which numbers are computed, and the relative difference up to which they are the same number
@@ -37,7 +38,7 @@ def equal(label: Answer, found: Answer, digits: int, *, strict: bool = True) -> 
     """
     if isinstance(label, Words) or isinstance(found, Words):
         return label == found
-    if label.unit is not None and found.unit is not None and label.unit != found.unit:
+    if units_differ(label.unit, found.unit):
         return False
     try:
         with bounded():
@@ -165,7 +166,7 @@ class _Comparison:
             return True
         if label.is_Rational and found.is_Rational and self._tolerance is None:
             return False  # both are exact
-        if sympy.oo in (abs(label), abs(found)) or sympy.zoo in (label, found) or sympy.nan in (label, found):
+        if any(one in (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) for one in (label, found)):
             return False
         if not label.free_symbols and not found.free_symbols:
             return self._numbers(label, found)
@@ -251,10 +252,12 @@ def _has_roots(expression: Any) -> bool:
 def _values(expressions: Sequence[Any], *, positive: bool = False) -> list[tuple[Any, ...]]:
     """The expressions at points of their variables at which all are defined."""
     symbols = sorted(set().union(*(one.free_symbols for one in expressions)), key=str)
+    # Four points apart, signs differ: |xy| is not xy. Without absolute values they need not: log(x/y) is log x - log y.
+    step = 4 if any(one.has(sympy.Abs) for one in expressions) else 3
     rows = []
     for start in range(len(_POINTS) // 2):
         point = {
-            symbol: sympy.Rational(_POINTS[(start + 3 * index) % len(_POINTS)] + index, 7)
+            symbol: sympy.Rational(_POINTS[(start + step * index) % len(_POINTS)] + index, 7)
             for index, symbol in zip(count(), symbols, strict=False)
         }
         if positive:

@@ -7,45 +7,36 @@ number, before anything is multiplied.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import Any
 
 import sympy
 
 from slime_rewards.mathematics.grammar import Parser
+from slime_rewards.mathematics.quantities import LONGEST_PRODUCT, QuantityStream
 from slime_rewards.mathematics.spelling import brackets_inwards
-from slime_rewards.mathematics.tokens import Token, TokenStream, tokens_of
-from slime_rewards.mathematics.units import OPERATIONS, UNIT_LETTERS, Unit, unit_of
+from slime_rewards.mathematics.tokens import Token, tokens_of
+from slime_rewards.mathematics.units import OPERATIONS, UNIT_LETTERS, unit_of
 from slime_rewards.mathematics.values import Formula, NotReadError
 from slime_rewards.mathematics.vocabulary import (
     DECORATIONS,
     FIGURES,
     FUNCTIONS,
     GREEK,
-    MAGNITUDES,
     NAMED,
     PASSED,
     SEPARATORS,
 )
 
-#: letters beside each other that may be a product, as xyz; more are a word
-_LONGEST_PRODUCT = 4
-#: words behind a number that are more than a unit
-_CARRIED_OUT = OPERATIONS.keys() | MAGNITUDES.keys()
+_DENIALS = frozenset(("no", "incorrect", "invalid", "false"))
 _DIGITS = re.compile(r"[0-9A-Za-z]+")
 
 
-class FormulaReader(TokenStream):
+class FormulaReader(QuantityStream):
     """Writes the symbols that the grammar is about, one for each number and name."""
 
     def __init__(self, text: str) -> None:
         text = brackets_inwards(text)
         super().__init__(tokens_of(text))
-        self._values: dict[str, Any] = {}
-        self._names: dict[str, str] = {}
-        self._out: list[str] = []
-        self._rounded = self._percent = False
-        self._unit: Unit | None = None
+        self._rounded = False
         # whether i is an index of a sum, and degrees are the argument of a function
         self._has_index = re.search(r"\\(?:sum|prod|lim)(?![A-Za-z])", text) is not None
         self._has_angle = re.search(r"(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])", text) is not None
@@ -96,19 +87,6 @@ class FormulaReader(TokenStream):
             case _:
                 self._character(token.text)
 
-    def _put(self, value: Any) -> None:
-        """Write a symbol that stands for a value."""
-        name = f"x_{{{len(self._values) + 100}}}"
-        self._values[name] = value
-        self._out.append(name)
-
-    def _name(self, name: str) -> None:
-        """Write the symbol of a name: the same one each time."""
-        if name not in self._names:
-            self._names[name] = f"x_{{{len(self._values) + 100}}}"
-            self._values[self._names[name]] = sympy.Symbol(name, real=True)
-        self._out.append(self._names[name])
-
     def _number(self, token: Token) -> None:
         value = token.number
         after = self._next(skip_space=False)
@@ -132,6 +110,8 @@ class FormulaReader(TokenStream):
             self._constant(NAMED[letters])
         elif letters.casefold() in SEPARATORS:
             self._separator()
+        elif re.fullmatch(r"[A-Z][a-z]{3,}", letters) and self._is_label(letters):
+            self._name(letters.casefold())
         elif not letters.isascii():
             if not (self._ends_in_value() and self._tail(self._at - 1)):
                 raise NotReadError
@@ -141,7 +121,7 @@ class FormulaReader(TokenStream):
             pass
         elif re.fullmatch(r"[A-Z]+", letters):  # points: AB is one name
             self._name(letters + self._suffix())
-        elif letters.islower() and len(letters) <= _LONGEST_PRODUCT and not self._beside_letters():
+        elif letters.islower() and len(letters) <= LONGEST_PRODUCT and not self._beside_letters():
             for letter in letters[:-1]:
                 self._letter(letter, alone=False)
             self._letter(letters[-1])
@@ -161,6 +141,7 @@ class FormulaReader(TokenStream):
             alone
             and self._is_spaced()
             and letter in UNIT_LETTERS
+            and not self._beside_names()
             and self._ends_in_value()
             and self._tail(self._at - 1)
         ):
@@ -184,10 +165,6 @@ class FormulaReader(TokenStream):
         else:
             self._put({"e": sympy.E, "i": sympy.I, r"\pi": sympy.pi}[what])
 
-    def _is_spaced(self) -> bool:
-        """Whether there is a space before the token that was just taken."""
-        return self._at >= 2 and self._tokens[self._at - 2].kind == "space"
-
     def _word(self, word: str, *, spaced: bool) -> None:
         """A text in a formula: a separator, a magnitude, a unit, or one upright letter."""
         lower = word.casefold().strip(" .,")
@@ -201,6 +178,8 @@ class FormulaReader(TokenStream):
             self._letter(word)
         elif self._ends_in_value() and self._tail(self._at - 1):
             pass
+        elif self._is_label(word):
+            self._name(word.casefold())
         elif len(word) == 1 and word.isalpha():
             self._letter(word)
         elif lower in NAMED or lower in FUNCTIONS or re.fullmatch(r"[A-Z]{2,}", word):
@@ -211,91 +190,16 @@ class FormulaReader(TokenStream):
         else:
             raise NotReadError
 
-    def _ends_in_value(self) -> bool:
-        """Whether what was written so far ends in a value, which a unit may follow."""
-        last = next((one for one in reversed(self._out) if one.strip()), "")
-        return last.startswith(("x_{", "}", ")")) or last in ("%", "!", r"\degree")
-
-    def _tail(self, start: int) -> bool:
-        """Whether the tokens from `start` on, up to a separator or the end, are a unit, which is then consumed.
-
-        Words for operations are carried out instead: `3 squared`, `5 factorial`, `2 million`.
-        """
-        words: list[str] = []
-        at = start
-        while at < len(self._tokens):
-            token = self._tokens[at]
-            if token.kind in ("letters", "text"):
-                words += token.text.replace("~", " ").split()
-            elif token.kind == "space" or token.text in (".", "*", r"\cdot", r"\times"):
-                pass
-            elif token.text in ("/", "^", "-", "{", "}", "%") or (
-                token.kind == "number" and words and words[-1] in ("^", "{", "-")
-            ):
-                words.append(token.text)
-            else:
-                break
-            at += 1
-        rest = self._tokens[at:]
-        if rest and rest[0].text not in (",", ";", ")"):
-            return False
-        words = [one for one in words if one]
-        if not self._may_be_unit(start, at):
-            return False
-        if not words or (first := words[0].casefold().strip(".,")) in ("and", "or"):
-            return False
-        if (magnitude := MAGNITUDES.get(first)) is not None:
-            self._out.append(r"\times")
-            self._put(sympy.Integer(magnitude))
-            self._consume_word(start)
-            return True
-        if first in OPERATIONS:
-            if (meaning := OPERATIONS[first]) is None:
-                raise NotReadError
-            if isinstance(meaning, int):
-                self._out += ["^", "{"]
-                self._put(sympy.Integer(meaning))
-                meaning = "}"
-            self._out.append(meaning)
-            self._consume_word(start)
-            return True
-        if first in ("percent", "percentage", "pct") or (first == "per" and words[1:2] == ["cent"]):
-            self._percent = True
-        unit = unit_of(words)
-        if unit is None and any(one.casefold() in OPERATIONS for one in words):
-            raise NotReadError
-        self._unit = unit
-        self._at = at
-        return True
-
-    def _may_be_unit(self, start: int, end: int) -> bool:
-        """Whether these tokens are a unit, as in `2 km`, and not names of variables, as in `2ab` and `4 m - 1`."""
-        tokens = [one for one in self._tokens[start:end] if one.kind != "space"]
-        if any(one.kind == "text" for one in tokens):
-            return True  # upright
-        if any(one.text == "-" and (not at or tokens[at - 1].text not in "^{") for at, one in enumerate(tokens)):
-            return False
-        letters = [one.text for one in tokens if one.kind == "letters"]
-        if not all(map(str.isascii, letters)):
-            return True
-        if any(len(one) > _LONGEST_PRODUCT or one.casefold() in _CARRIED_OUT for one in letters):
-            return True
-        if any(len(one) == 1 and one not in UNIT_LETTERS for one in letters):
-            return False
-        if all(len(one) == 1 or unit_of([one]) is not None for one in letters):
-            separate = len(letters) == 1 or any(one.text == "/" for one in tokens)
-            after_number = isinstance(self._values.get(self._out[-1]) if self._out else None, sympy.Rational)
-            return separate and (after_number or len(letters[0]) > 1)
-        spaced = start > 0 and self._tokens[start - 1].kind == "space"
-        return spaced and all(len(one) > 2 or unit_of([one]) is not None for one in letters)
-
-    def _consume_word(self, start: int) -> None:
-        """Consume the first word from `start` on, and leave the rest."""
-        token = self._tokens[start]
-        _, _, rest = token.text.strip().partition(" ")
-        self._at = start + 1
-        if rest:
-            self._tokens.insert(self._at, replace(token, text=rest))
+    def _is_label(self, words: str) -> bool:
+        r"""Whether these are words for what follows, as in `\text{Area} = 12`, which are a name."""
+        after = self._next()
+        return (
+            not self._out
+            and after is not None
+            and after.text == "="
+            and re.fullmatch(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*", words) is not None
+            and not any(word in OPERATIONS or word in _DENIALS for word in re.findall(r"\w+", words.casefold()))
+        )
 
     def _command(self, name: str) -> None:
         if name in ("frac", "binom", "sqrt"):
@@ -326,7 +230,9 @@ class FormulaReader(TokenStream):
             raise NotReadError
         elif name in ("begin", "end"):
             kind = self._subscript()
-            if kind not in ("pmatrix", "bmatrix", "matrix", "vmatrix", "Bmatrix"):
+            if kind == "array" and name == "begin":
+                self._subscript()  # its columns, as {cc}
+            if kind not in ("pmatrix", "bmatrix", "matrix", "vmatrix", "Bmatrix", "smallmatrix", "array"):
                 raise NotReadError
             self._out.append(rf"\{name}{{{'pmatrix' if kind != 'vmatrix' else kind}}}")
         elif name in ("quad", "qquad"):
@@ -461,6 +367,8 @@ class FormulaReader(TokenStream):
                     self._character("^")
             case ";" | ",":
                 self._separator()
+            case "/" if self._ends_in_value() and self._tail(self._at - 1):  # 15/hour
+                pass
             case _ if character in "+-/=<>()[]{}!|&":
                 self._out.append(character)
             case _:

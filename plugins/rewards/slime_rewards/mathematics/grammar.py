@@ -27,6 +27,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{r"\gcd": sympy.gcd, r"\lcm": sympy.lcm},
 }
 _OF_SEVERAL = (r"\min", r"\max", r"\gcd", r"\lcm")
+_CLOSING = {"(": ")", "{": "}", r"\{": r"\}"}
 _SETS = {"Z": sympy.S.Integers, "N": sympy.S.Naturals, "Q": sympy.S.Rationals, "C": sympy.S.Complexes}
 _REALS = Interval(-sympy.oo, sympy.oo, True, True)
 _SIGNS = {"=": "=", r"\neq": "!=", "<": "<", r"\leq": "<=", ">": ">", r"\geq": ">=", r"\in": "in"}
@@ -133,9 +134,9 @@ class Parser:
             case ["="] if isinstance(sides[1], Interval | Members):  # A = {1, 2}
                 return sides[1]
             case [sign] if sign in _FLIPPED:
-                return Relation(sides[1], _FLIPPED[sign], sides[0])
+                return _distance(sides[1], _FLIPPED[sign], sides[0]) or Relation(sides[1], _FLIPPED[sign], sides[0])
             case [sign]:
-                return Relation(sides[0], sign, sides[1])
+                return _distance(sides[0], sign, sides[1]) or Relation(sides[0], sign, sides[1])
             case ["<" | "<=", "<" | "<="]:
                 return _between(sides, signs)
             case [">" | ">=", ">" | ">="]:
@@ -314,8 +315,8 @@ class Parser:
                 base = self._braced()
             else:
                 exponent = self._exponent()
-        if self._next in ("(", "{"):
-            closing = ")" if self._expect("(", "{") == "(" else "}"
+        if self._next in ("(", "{") or (self._next == r"\{" and name in _OF_SEVERAL):
+            closing = _CLOSING[self._expect(*_CLOSING)]
             arguments = self._inside(expand=False)
             self._expect(closing)
         else:
@@ -393,6 +394,33 @@ def _between(sides: Sequence[Any], signs: Sequence[str]) -> Interval:
                 low, high, left_open, right_open = high, low, right_open, left_open
             middle = symbol
     return Interval(low, high, left_open, right_open, middle)
+
+
+def _distance(left: Any, sign: str, right: Any) -> Interval | Members | None:
+    """The interval of |x - 2| < 3, or the two of |x - 2| > 3; None if this is no such inequality."""
+    if sign not in ("<", "<=") or not all(isinstance(side, sympy.Expr) for side in (left, right)):
+        return None
+    difference = computed(sympy.Add, [left, -right])
+    if len(difference.free_symbols) != 1:
+        return None
+    [symbol] = difference.free_symbols
+    rest, distance = difference.as_independent(symbol, as_Add=True)
+    factor, distance = distance.as_independent(symbol, as_Add=False)
+    if not isinstance(distance, sympy.Abs) or not distance.args[0].diff(symbol).is_number:
+        return None
+    bound, [inner] = -rest / factor, distance.args
+    if not bound.is_positive or not factor.is_nonzero:
+        return None
+    within = _between([-bound, inner, bound], [sign, sign])
+    if factor.is_positive:
+        return within
+    is_open = sign == "<"
+    return Members(
+        (
+            Interval(-sympy.oo, within.first, True, is_open, symbol),
+            Interval(within.last, sympy.oo, is_open, True, symbol),
+        )
+    )
 
 
 def _members(value: Any) -> Sequence[Any]:

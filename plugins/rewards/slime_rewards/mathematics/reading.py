@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 
 import sympy
+from sympy.core.symbol import Str
 
 from slime_rewards.mathematics.bounds import TooMuchWorkError, bounded
 from slime_rewards.mathematics.formula import FormulaReader, in_base
 from slime_rewards.mathematics.spelling import STYLES, as_words, plain_spelling
+from slime_rewards.mathematics.units import DOLLAR_SIGN
 from slime_rewards.mathematics.values import Answer, Formula, NotReadError, Ordered, Words
 
 #: characters of the longest text that is read as a formula; longer ones are compared as they are written
@@ -28,6 +31,10 @@ _IN_BASE = re.compile(r"\(?((?=[A-Z]*\d|[A-F]{2})[0-9A-Z]+)\)?\s*_\s*\{?\s*(\d{1
 _MODULO = re.compile(
     r"(?:.*(?:\\equiv(?![A-Za-z])|≡))?(.+?)\(?\s*\\?(?:pmod|bmod|mod)(?![A-Za-z])\s*\{?([^{}()]+)\}?\)?"
 )
+#: 2:3, and 12:30, which may be the time of a clock
+_RATIO, _CLOCK = re.compile(r"[^:]{1,40}(?::[^:]{1,40}){1,3}"), re.compile(r"\d{1,2}(?::[0-5]\d)+")
+#: a price, whose sign is no part of the formula
+_PRICE = re.compile(r"\s*\\?\$\s*[\d.][^$]*")
 #: words, without a symbol of mathematics: `even`, `No solution.`
 _LETTERS_ONLY = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*[.!?]?|[A-Za-z]+(?:[ '-][A-Za-z]{2,})+[.!?]?")
 #: "the answer is 5", as words in a box
@@ -39,6 +46,7 @@ def read(text: str) -> Answer | None:
     """The answer that a text consists of; None if there is nothing in it."""
     if len(text) > _MOST_SPELLED:
         return Words(text.strip())
+    is_price = _PRICE.fullmatch(text) is not None
     text = plain_spelling(text)
     if (whole := _ONE_STYLE.fullmatch(text)) is not None:  # \text{even}, \mathbf{5}
         return read(whole[1])
@@ -50,13 +58,26 @@ def read(text: str) -> Answer | None:
                 return Formula(in_base(digits[1], digits[2]))
             if (modulo := _MODULO.fullmatch(text)) is not None:
                 return _congruence(*modulo.groups())
+            if _RATIO.fullmatch(text) and not _CLOCK.fullmatch(text.replace(" ", "")):
+                return _ratio(text.split(":"))
             with bounded():
-                return FormulaReader(text).formula()
+                formula = FormulaReader(text).formula()
+                return replace(formula, unit=DOLLAR_SIGN) if is_price and formula.unit is None else formula
         except (NotReadError, TooMuchWorkError, RecursionError):
             pass
     if (said := _STATEMENT.search(text)) is not None and isinstance(inner := read(said[1]), Formula):
         return inner
     return Words(as_words(text))
+
+
+def _ratio(parts: list[str]) -> Formula:
+    """The ratio of positive numbers, with 1 as its first. Raises `NotReadError` if one is something else."""
+    answers = [read(part) for part in parts]
+    numbers = [one.value for one in answers if isinstance(one, Formula) and one.unit is None and not one.percent]
+    numbers = [one for one in numbers if isinstance(one, sympy.Expr) and one.is_number and one.is_positive]
+    if len(numbers) != len(parts):
+        raise NotReadError
+    return Formula(Ordered((Str("ratio"), *(one / numbers[0] for one in numbers[1:]))))
 
 
 def _congruence(residue: str, modulus: str) -> Formula:
@@ -65,4 +86,4 @@ def _congruence(residue: str, modulus: str) -> Formula:
     numbers = [part.value for part in parts if isinstance(part, Formula) and isinstance(part.value, sympy.Integer)]
     if len(numbers) != 2 or numbers[1] < 1:
         raise NotReadError
-    return Formula(Ordered((sympy.Symbol("mod"), numbers[0] % numbers[1], numbers[1])))
+    return Formula(Ordered((Str("mod"), numbers[0] % numbers[1], numbers[1])))

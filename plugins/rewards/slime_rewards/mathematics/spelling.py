@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from slime_rewards.mathematics.units import UNIT_LETTERS, unit_of
+
 #: symbols of Unicode, and how LaTeX writes them
 _SYMBOLS = str.maketrans(
     {
@@ -11,6 +13,7 @@ _SYMBOLS = str.maketrans(
         **dict.fromkeys("\u00d7\u22c5\u00b7\u2217", r"\times "),
         **dict.fromkeys("€£¥₹…", " "),
         **dict.fromkeys("°º", r"\degree "),
+        "¢": " cents ",
         **dict.fromkeys("\u2032\u2019", "'"),
         **dict.fromkeys("≤⩽", r"\leq "),
         **dict.fromkeys("≥⩾", r"\geq "),
@@ -39,6 +42,8 @@ _SYMBOLS = str.maketrans(
         "\u3002": ".",
     }
 )
+#: 5 (not valid) is not 5
+_DENIALS = r"not\b|wrong|incorrect|invalid|false|reject|extraneous|impossible"
 #: spellings of the same thing, applied in this order
 _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), plain)
@@ -67,6 +72,9 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
         (r"\^\s*\{\s*\\prime\s*\\prime\s*\}", "''"),
         (r"\\%", "%"),
+        (r"\\(?:text)?cent(?![A-Za-z])", " cents "),
+        (r"\\colon(?![A-Za-z])", ":"),
+        (r"^(-?[\d.,]+\s+)l$", r"\1L"),  # 5 l
         (r"\\(?:ldots|dots|cdots)(?![A-Za-z])", " "),
         (r"(?<=\d)\s*\\overline\s*\{(\d+)\}", r"\\overline{\1}"),
         (r"\\approx(?![A-Za-z])|\\doteq(?![A-Za-z])", "="),
@@ -77,7 +85,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
         # 7^{\text{th}}, 2 (two), and the letter of a choice, \textbf{(D) }5
         (r"(?<=\d)\s*\^\s*\{?\s*\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
-        (r"(?<=\d)\s*\((?:\\text\s*\{)?[a-z]{3,}(?:[ -][a-z]+)*\}?\)\s*$", ""),
+        (rf"(?<=\d)\s*\((?:\\text\s*\{{)?(?!{_DENIALS})[a-z]{{3,}}(?:[ -][a-z]+)*\}}?\)\s*$", ""),
         (r"^\s*(?:\\(?:text|textbf|mathbf|mathrm)\s*\{\s*\([A-J]\)\s*\}|\([A-J]\))\s*(?:\\[ ,;:]\s*)?(?=[\d\\(-])", ""),
         (r"(?<=\d)(?:st|nd|rd|th)\b", ""),
         (r"\\mid(?![A-Za-z])", "|"),
@@ -103,6 +111,11 @@ STYLES = (
 _MOST_STYLES = 10
 #: \mathrm{m\,s^{-1}}
 _RAISED_UNIT = re.compile(rf"\\(?:{STYLES})\s*\{{(?:[^{{}}^]|\^-?\d|\^\{{-?\d+\}})*\}}")
+#: a unit with brackets or a fraction behind the number at the end: \frac{m}{s^2}, J/(mol K)
+_COMPOUND_UNIT = re.compile(
+    rf"(?<=[\d}}])((?:\s|\\[,;: ])*)(?![}}^/])"
+    rf"((?:\\(?:frac|cdot|times|{STYLES})(?![A-Za-z])|\\[,;: ]|[A-Za-z/(){{}}\s]|\^\{{?-?\d){{3,60}})$"
+)
 
 
 def plain_spelling(text: str) -> str:
@@ -119,7 +132,26 @@ def plain_spelling(text: str) -> str:
     text = text.strip().removeprefix("=").lstrip()
     while text.endswith((".", ",", ";", ":")) or text.endswith("\\"):
         text = text[:-1].rstrip()
-    return text
+    return _COMPOUND_UNIT.sub(_in_one_text, text) if r"\frac" in text or "/(" in text else text
+
+
+def _in_one_text(found: re.Match[str]) -> str:
+    r"""`\text{ m/(s^2)}` for `\frac{m}{s^2}` if it is a unit; letters in italics are one only behind a space."""
+    plain = re.sub(r"\\(?:cdot|times)(?![A-Za-z])|\\[,;: ]", " ", found[2])
+    is_upright = False
+    for _ in range(_MOST_STYLES):
+        plain, styles = re.subn(rf"\\(?:{STYLES})\s*\{{([^{{}}]*)\}}", r"\1", plain)
+        plain = re.sub(r"\^\{(-?\d+)\}", r"^\1", plain)
+        plain, fractions = re.subn(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/(\2)", plain)
+        is_upright |= bool(styles)
+        if not styles and not fractions:
+            break
+    letters = re.findall(r"[A-Za-z]+", plain)
+    is_word = any(len(one) > 1 for one in letters) or (r"\frac" in found[2] and UNIT_LETTERS.issuperset(letters))
+    if not is_upright and not (found[1] and is_word):
+        return found[0]
+    is_unit = "/(" in plain and not re.search(r"[{}\\]", plain) and unit_of(plain.split()) is not None
+    return rf"\text{{ {plain}}}" if is_unit else found[0]
 
 
 def as_words(text: str) -> str:

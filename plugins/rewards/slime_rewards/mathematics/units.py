@@ -66,7 +66,7 @@ _SPELLINGS = {
     "euro": "euros eur",
 }
 _USUAL = {spelling: unit for unit, row in _SPELLINGS.items() for spelling in [unit, *row.split()]}
-_SHORT = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "fps": "ft/s"}
+_SHORT = {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "fps": "ft/s", "sqft": "sq ft"}
 #: units that are others by definition, with the same number
 _SAME = {
     "N": {"kg": 1, "m": 1, "s": -2},
@@ -78,26 +78,42 @@ _SAME = {
 }
 #: in a price by hour or pound they are often a sign before the number, which no unit shows: $15 per hour
 _MONEY = ("dollar", "euro")
-_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+#: words before a unit: the power of it that they mean
+POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _RAISED = {"squared": 2, "cubed": 3}
 _NO_PART = re.compile(r"\\[,;:! ]|\\(?:cdot|times)(?![A-Za-z])|[~}]")
 _PART = re.compile(r"[A-Za-z]+|/|\^[\s{]*(-?)[\s{]*(\d+)|\S")
 
 #: units with their powers: m/s^2 is (("m", 1), ("s", -2))
 Unit: TypeAlias = tuple[tuple[str, int], ...]
+#: of $15, which may go on: $15 per hour
+DOLLAR_SIGN: Unit = (("$", 1),)
+
+
+def units_differ(first: Unit | None, second: Unit | None) -> bool:
+    """Whether both are named, and are not the same. A sign of dollars differs from other money alone."""
+    if first is None or second is None or first == second:
+        return False
+    if DOLLAR_SIGN in (first, second):
+        return any(unit in ((("cent", 1),), (("euro", 1),)) for unit in (first, second))
+    return True
 
 
 def unit_of(words: Sequence[str]) -> Unit | None:
     """The unit that words name, however they spell it; None if one of them is no unit of the table."""
     written = _NO_PART.sub(" ", " ".join(_SHORT.get(word.casefold(), word) for word in words))
     powers: Counter[str] = Counter()
-    sign, power, last = 1, 1, ""
+    sign, power, last, inside = 1, 1, "", False
     for part in _PART.finditer(written):
         word = part[0].casefold()
         if word in ("/", "per"):
             sign = -1
-        elif word in _POWERS:
-            power = _POWERS[word]
+        elif word in POWERS:
+            power = POWERS[word]
+        elif word == "(":
+            inside = True
+        elif word == ")" and inside:
+            sign, last, inside = 1, "", False
         elif (raised := _RAISED.get(word) or int((part[1] or "") + (part[2] or "1"))) != 1 and last:
             powers[last] += sign * (raised - 1)
         elif word == "." or part[2]:
