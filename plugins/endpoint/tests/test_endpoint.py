@@ -74,6 +74,20 @@ def test_a_streamed_answer_equals_a_whole_one() -> None:
         ("temprature", 1, "'temprature' is no option of a request. Did you mean temperature?"),
         ("max_token", 1, "'max_token' is no option of a request. Did you mean max_tokens?"),
         ("guided_json", {}, "'guided_json' is no option of a request."),
+        ("messages", [], "messages is a list, expected a list of one or more"),
+        ("messages", [{**user("hi"), "function_call": {}}], "messages[0].function_call is not supported"),
+        ("max_tokens", "5", "max_tokens is '5', expected a whole number of at least 1"),
+        ("n", True, "n = true is not supported"),
+        ("n", "1", 'n = "1" is not supported'),
+        ("echo", 0, "echo = 0 is not supported"),
+        ("response_format", "text", 'response_format = "text" is not supported'),
+        ("parallel_tool_calls", False, "parallel_tool_calls = false is not supported"),
+        ("prompt", "hi", "prompt is no option of a chat"),
+        ("tools", {}, "tools is an object, expected a list"),
+        ("tools", [{"type": "custom", "custom": {}}], "tools[0]: expected"),
+        ("tools", [{"type": "function", "function": {"name": ""}}], "tools[0]: expected"),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": "x"}}], "parameters is a string"),
+        ("tools", [{"type": "function", "function": {"name": "f", "description": 5}}], "description is a number"),
     ],
 )
 def test_a_request_with_a_wrong_or_unknown_field_is_refused(field: str, value: Any, message: str) -> None:
@@ -81,6 +95,22 @@ def test_a_request_with_a_wrong_or_unknown_field_is_refused(field: str, value: A
     with pytest.raises(ApiError) as caught:
         parse_request(body, chat=True)
     assert caught.value.status == 400 and message in str(caught.value)
+
+
+@pytest.mark.parametrize(("field", "value"), [("tools", [ADD]), ("messages", [user("hi")])])
+def test_a_text_completion_has_no_options_of_chats(field: str, value: Any) -> None:
+    with pytest.raises(ApiError, match=f"{field} is no option of a text completion"):
+        parse_request(orjson.dumps({"prompt": "hi", field: value}), chat=False)
+    assert parse_request(orjson.dumps({"prompt": "hi", field: []}), chat=False).prompt == "hi"
+
+
+def test_a_huge_limit_of_tokens_is_the_runs() -> None:
+    async def work() -> None:
+        async with talking([Say.text("four")]) as talk:
+            await talk.say([user("hi")], max_tokens=10**18)
+            assert talk.policy.calls[0].sampling.max_new_tokens == SAMPLING.max_new_tokens
+
+    run(work())
 
 
 def test_options_that_mean_nothing_here_are_taken() -> None:

@@ -32,6 +32,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "repetition_penalty": (1,),
+    "parallel_tool_calls": (True,),
 }
 
 
@@ -43,11 +44,16 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_flag(value: Any) -> bool:
+    """Whether it is true or false, which Python takes for 1 and 0."""
+    return isinstance(value, bool)
+
+
 def _instance(kind: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kind)
 
 
-_TEXT, _BOOLEAN = ("a string", _instance(str)), ("true or false", _instance(bool))
+_TEXT = ("a string", _instance(str))
 #: options that change nothing here, with what their values must be. Sampling is the run's; the others are for a service
 _IGNORED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "temperature": ("a number of at least 0", _number(0)),
@@ -56,12 +62,13 @@ _IGNORED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "top_k": ("a whole number", _whole),
     "seed": ("a whole number", _whole),
     "metadata": ("an object", _instance(dict)),
-    "parallel_tool_calls": _BOOLEAN,
-    "store": _BOOLEAN,
+    "store": ("true or false", _instance(bool)),
     **dict.fromkeys(("user", "service_tier", "reasoning_effort", "verbosity", "safety_identifier"), _TEXT),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "model"), _TEXT),
     "stream_options": ("an object", _instance(dict)),
 }
+#: options of one kind of request
+_ONLY_TEXT, _ONLY_CHAT = ("prompt",), ("messages", "tools")
 #: options that are read
 _READ = frozenset(
     {"messages", "prompt", "tools", "max_tokens", "max_completion_tokens", "stop", "stream", "logprobs"}
@@ -107,7 +114,7 @@ def request_of(row: Mapping[str, Any], *, chat: bool) -> CompletionRequest:
     Raises:
         ApiError: If the request is malformed, has an option that nobody knows, or asks for another distribution in a
             way that the client would notice: `n` over 1, penalties, `logit_bias`, a `response_format`, a forced
-            `tool_choice`.
+            `tool_choice`, one call at most (`parallel_tool_calls`).
     """
     for name in row.keys() - _NEUTRAL.keys() - _IGNORED.keys() - _READ:
         near = did_you_mean(name, (*_READ, *_IGNORED, *_NEUTRAL))
@@ -117,7 +124,7 @@ def request_of(row: Mapping[str, Any], *, chat: bool) -> CompletionRequest:
             raise ApiError(400, f"{name} is {orjson.dumps(value).decode()[:80]}, expected {expected}", param=name)
     for name, neutral in _NEUTRAL.items():
         value = row.get(name)
-        if value is not None and value not in neutral:
+        if value is not None and not any(value == one and _is_flag(value) == _is_flag(one) for one in neutral):
             one_of = " or ".join(orjson.dumps(one).decode() for one in neutral) or "nothing"
             raise ApiError(
                 400,
@@ -126,6 +133,10 @@ def request_of(row: Mapping[str, Any], *, chat: bool) -> CompletionRequest:
                 code="unsupported_parameter",
                 param=name,
             )
+    for name in _ONLY_TEXT if chat else _ONLY_CHAT:
+        if row.get(name) not in (None, []):
+            kind = "chat" if chat else "text completion"
+            raise ApiError(400, f"{name} is no option of a {kind}", code="unsupported_parameter", param=name)
     tools = _tools(row)
     if row.get("tool_choice") == "none":
         tools = []
@@ -176,6 +187,8 @@ def _parse_message(message: object, field: str) -> dict[str, Any]:
         raise ApiError(400, f"{field}.role is {role!r:.80}, expected one of {', '.join(sorted(_ROLES))}", param=field)
     clean: dict[str, Any] = {"role": "system" if role == "developer" else role}
     clean["content"] = _content(message.get("content"), f"{field}.content")
+    if message.get("function_call") is not None:
+        raise ApiError(400, f"{field}.function_call is not supported: use tool_calls", param=field)
     calls = message.get("tool_calls")
     if calls is not None and calls != []:
         if role != "assistant" or not isinstance(calls, list):
@@ -241,10 +254,15 @@ def _tools(row: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ApiError(400, f"tools is {kind_of(tools)}, expected a list", param="tools")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
             raise ApiError(
                 400, f'tools[{index}]: expected {{"type": "function", "function": {{"name", ...}}}}', param="tools"
             )
+        for name, kind, expected in (("description", str, "a string"), ("parameters", dict, "an object")):
+            if (value := function.get(name)) is not None and not isinstance(value, kind):
+                raise ApiError(
+                    400, f"tools[{index}].function.{name} is {kind_of(value)}, expected {expected}", param="tools"
+                )
     return tools
 
 
