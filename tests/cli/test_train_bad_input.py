@@ -251,3 +251,23 @@ def test_supervised_training_cannot_evaluate_without_engines(refused: Refused, p
 def test_a_model_that_engines_cannot_serve(refused: Refused, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "glm", "glm", seed=0)
     assert "SGLang 0.5.23 has no class for GlmForCausalLM" in refused("--hf-checkpoint", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--cuda-graph-scope hot", "refuses these options: 'hot' is no name that it knows"),
+        ("--recompute-granularity selective --recompute-modules hot", "Invalid choices for recompute_modules"),
+    ],
+)
+def test_names_that_megatron_checks_in_its_ranks_are_refused_before(
+    refused: Callable[..., str], words: str, said: str
+) -> None:
+    assert said in refused(*split(words))
+
+
+@pytest.mark.parametrize(
+    "words", ["--cuda-graph-scope attn", "--recompute-granularity selective --recompute-modules mlp"]
+)
+def test_names_that_megatron_knows_are_taken(dry_run: Slime, words: str) -> None:
+    assert dry_run(*split(words)).code == 0

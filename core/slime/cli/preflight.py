@@ -24,6 +24,7 @@ from slime.cli.preflight_model import (
     load_tokenizer,
     model_problems,
     read_model,
+    trainer_problems,
     weight_problems,
 )
 from slime.cli.preflight_plugins import check_plugins
@@ -34,7 +35,6 @@ from slime.config import RunConfig, config_problems
 from slime.config.assemble import stop_on
 from slime.config.defaults import usual_transport
 from slime.config.eval_sets import eval_sets
-from slime.config.learning_rate import learning_rate_problems
 from slime.config.run_config import SECTION_OF, nvidia_devices
 from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
@@ -155,9 +155,9 @@ def preflight(
             f"--eval-prompt-data needs engines, and the generator {config.generator_name} starts none:"
             " evaluate in a run with another --generator"
         )
-    if trains and not problems:
+    if trains and model is not None and not problems:
         critic = "critic" in checked.used["estimator"].component.spec.needs if "estimator" in checked.used else False
-        problems += learning_rate_problems(config, with_critic=critic)
+        problems += trainer_problems(config, model, with_critic=critic)
     if with_engines and not problems:
         problems += engine_option_problems(config, trains=trains)
     with _collected(problems):

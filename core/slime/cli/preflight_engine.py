@@ -15,7 +15,6 @@ import os
 import re
 import subprocess
 import sys
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stderr, suppress
 from io import StringIO
@@ -75,7 +74,7 @@ def engine_option_problems(config: RunConfig, *, trains: bool) -> Iterator[str]:
     for key in _LEVELS.keys() & options.keys():
         if (level := str(options.pop(key)).lower()) not in _LEVELS[key]:
             yield _unknown(key, level, _LEVELS[key])
-    open_options = {key: value for key, value in options.items() if _is_open(key)}
+    open_options = {key: value for key, value in options.items() if _flag(key).type.is_open}
     if open_options:
         yield from _asked(config, open_options)
 
@@ -120,12 +119,6 @@ def _path_in(adapter: Any) -> Any:
 def _on_the_hub(text: str, description: str) -> bool:
     """Whether a server may find a tokenizer, a draft model or an adapter at the Hugging Face Hub."""
     return bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)+", text) and re.search("tokenizer|draft|LoRA", description))
-
-
-def _is_open(key: str) -> bool:
-    """Whether the values of an option are names that its declaration does not list."""
-    kind = _flag(key).type.annotation
-    return kind is str or str in typing.get_args(kind)
 
 
 def _flag(key: str) -> Flag:

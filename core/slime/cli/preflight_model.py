@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 from slime.cli.text_layout import count
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
+from slime.config.flag_table import flags_of
+from slime.config.flags import MEGATRON
+from slime.config.learning_rate import learning_rate_problems
 from slime.config.megatron_checks import layout_problems
 from slime.errors import CheckpointError, ConfigError, SlimeError
 from slime.kit.readers.light_tokenizer import LightTokenizer
@@ -30,6 +34,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+#: Megatron's options with names that its declarations do not list, and slime does
+_CHECKED = ("optimizer", "moe_router_load_balancing_type")
 #: tokens that a note names
 _NAMED = 3
 #: a name on the Hugging Face Hub
@@ -199,6 +205,22 @@ def engine_problem(model: ModelFacts, *, synced: bool, on_gpu: bool) -> str | No
 
 
 # --- does the configuration fit the model ------------------------------------------------------------
+
+
+def trainer_problems(config: RunConfig, model: ModelFacts, *, with_critic: bool) -> Iterator[str]:
+    """What only the ranks of a run without other problems would refuse."""
+    yield from learning_rate_problems(config, with_critic=with_critic)
+    named = [flag for flag in flags_of(MEGATRON) if flag.key in config.megatron] if config.megatron else []
+    # What the packages of another machine are is not known here.
+    if config.cluster.ray_address is None and any(one.type.is_open and one.key not in _CHECKED for one in named):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about packages that only GPUs need
+            from slime.train.settings import train_settings  # Megatron itself, which takes seconds
+
+            try:
+                train_settings(config, model.architecture)
+            except ConfigError as error:
+                yield str(error)
 
 
 def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:

@@ -67,6 +67,11 @@ class ValueType:
         """The type in words, for errors and help."""
         return describe(self.annotation)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its values are texts that the declaration does not list."""
+        return self.annotation is str or str in typing.get_args(self.annotation)
+
 
 def type_of(annotation: Any) -> ValueType:
     """The `ValueType` of an annotation. `X | None` is treated as X."""
