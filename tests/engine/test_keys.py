@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -130,6 +131,8 @@ def test_a_stranger_can_neither_use_the_router_nor_change_its_engines(router: Ro
 def test_refused_requests_do_not_fill_the_logs(locked: EngineServer, router: RouterServer) -> None:
     """Anybody on the machine can send any number of them."""
     logs = [locked.log_path, router.log_path]
+    while "fired up" not in locked.log_path.read_text(encoding="utf-8"):  # logged a moment after it answers
+        time.sleep(0.05)
     before = [log.stat().st_size for log in logs]
     wrong = {"Authorization": "Bearer wrong"}
     for url in (locked.url, router.url):

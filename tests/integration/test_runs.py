@@ -142,7 +142,7 @@ def test_a_resumed_deterministic_run_equals_an_uninterrupted_one_to_the_bit(slim
     assert_same_bits(whole, [first, first, second, second], "whole-ckpt", second, "second-ckpt")
 
     finished = slime_train(*same, "--num-rollout", "2", "--load", saved, name="finished")
-    assert finished.wait(60) == 2
+    assert finished.wait() == 2
     assert "saved after 2 rollouts and --num-rollout is 2: nothing is left to do" in finished.output
 
 

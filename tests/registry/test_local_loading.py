@@ -30,7 +30,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tmp_path, "lib/mine/rewards/numbers.py", "from mine.rewards.base import seven\ndef two(sample): return 2"
     )
     for name in set(sys.modules) - before:
-        del sys.modules[name]
+        if name.partition(".")[0] == "mine":  # whatever else was imported for the first time stays as it is
+            del sys.modules[name]
 
 
 def test_a_file_is_named_relative_to_the_working_directory(

@@ -185,7 +185,7 @@ asyncio.run(main())
     try:
         assert process.stdout is not None and process.stdout.readline() == b"up\n"
         pids = workers(process.pid)
-        assert len(pids) == 2
+        assert len(pids) >= 2  # another worker is started when the call takes unusually long
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()

@@ -258,7 +258,7 @@ def test_a_run_killed_while_it_deletes_leaves_a_checkpoint_that_loads(root: Path
     for done in (8, 10):  # the second run finds what the first has left
         process = fork.Process(target=save_delete_and_die, args=(root, done, call))
         process.start()
-        process.join(30)
+        process.join(240)
         assert process.exitcode == -signal.SIGKILL or done > 8, "the run ended before: nothing was tested"
         assert intact_checkpoint(root, "--load {}").rollouts_done >= 6
         for path in checkpoints_in(root):

@@ -187,7 +187,7 @@ def test_a_signal_without_a_name_is_nothing_to_answer() -> None:
             assert not interrupted.wait(0.1)
             signal.raise_signal(signal.SIGINT)
             time.sleep(5)
-        assert arrived.wait(5), "the thread that answers had ended"
+        assert arrived.wait(60), "the thread that answers had ended"
     finally:
         signal.signal(number, before)
     assert describe_exit(-number) == f"was killed by signal {number}"

@@ -56,10 +56,10 @@ def serving(handler: Handler) -> Iterator[Service]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
     thread.start()
-    assert started.wait(20)
+    assert started.wait(60)
     try:
         yield service
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(20)
+        thread.join(60)
         loop.close()

@@ -175,7 +175,7 @@ def test_the_reward_rises_and_a_signal_ends_everything(tmp_path: Path) -> None:
                 child.send_signal(number)
             out, err = child.communicate(timeout=120)
             assert (child.returncode, out, err) == (0, "", "")
-        _, left = psutil.wait_procs(started, timeout=20)
+        _, left = psutil.wait_procs(started, timeout=60)
         assert left == []
         assert [
             one for one in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(one.info["cmdline"] or [])
