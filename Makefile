@@ -8,26 +8,38 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RERUNS)
 # Twice quiet: errors only. Warnings, for example of a retried download, look like failures of an install that succeeds.
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check
-REQUIREMENTS := requirements/cpu.txt requirements/dev.txt requirements/docs.txt
+# cpu or cuda: which packages. What .venv holds already; else cuda where there is an NVIDIA driver.
+DEVICE ?= $(or $(patsubst $(VENV)/.installed-%,%,$(wildcard $(VENV)/.installed-*)),$(if $(shell command -v nvidia-smi),cuda,cpu))
+ENGINES := requirements/$(if $(filter cuda,$(DEVICE)),gpu,cpu).txt
+TOOLS := requirements/dev.txt requirements/docs.txt
 
 # Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart quick test test-slow nightly faults chaos kill-points soak docs lint types check mutants gpu-proof clean
+.PHONY: install lock-gpu quickstart quick test test-slow nightly faults chaos kill-points soak docs lint types check mutants gpu-proof clean
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed-$(DEVICE)
 
-$(VENV)/.installed: $(REQUIREMENTS) pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 13) else f"slime needs Python 3.11 or 3.12, this is {sys.version.split()[0]}: make PYTHON=python3.11 ...")'
-	@echo "installing into $(VENV): about 2 GB, one to six minutes"
+$(VENV)/.installed-$(DEVICE): $(ENGINES) $(TOOLS) pyproject.toml
+	@if [ -n "$(filter-out $@,$(wildcard $(VENV)/.installed-*))" ]; then echo "$(VENV) holds the packages for another device: make clean, then make install DEVICE=$(DEVICE)" >&2; exit 1; fi
+	@$(PYTHON) -m scripts.install_checks $(DEVICE)
+	@echo "installing into $(VENV): about $(if $(filter cuda,$(DEVICE)),10 GB with CUDA and its kernels,2 GB), one to six minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --no-deps $(addprefix -r ,$(REQUIREMENTS))
-	@$(BIN)/python -c 'import torch' 2>/dev/null || { \
+	@$(PIP) --no-deps -r $(ENGINES)
+	@$(PIP) --no-deps $(addprefix -r ,$(TOOLS))
+	@[ $(DEVICE) = cuda ] || $(BIN)/python -c 'import torch' 2>/dev/null || { \
 	  echo "torch came as a CUDA build without its libraries: installing those too (several gigabytes; a CPU build in a pip index avoids it)"; \
 	  $(PIP) "$$(grep '^torch==' requirements/cpu.txt)"; }
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 	@echo "installed: source $(VENV)/bin/activate puts the command slime on the path"
+
+# Resolves requirements/gpu.txt anew, with uv. Versions are those that the tests run with, except of the packages that
+# SGLang's metadata pins otherwise.
+lock-gpu:
+	grep -hvE '^(torch|numpy|python-dateutil)==' requirements/cpu.txt requirements/dev.txt > $(VENV)/constraints.txt
+	uv pip compile --quiet --universal --python-version 3.11 --extra gpu --generate-hashes --no-annotate --custom-compile-command "make lock-gpu" \
+	  --constraint $(VENV)/constraints.txt --output-file requirements/gpu.txt pyproject.toml
 
 quickstart: install
 	$(BIN)/python examples/quickstart/run.py

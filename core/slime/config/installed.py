@@ -46,7 +46,7 @@ def package_folder(package: str, distribution: str, *parts: str) -> Path:
             return folder
     raise ConfigError(
         f"{'/'.join((package, *parts))} is not installed, so its options are unknown. Install {distribution}:"
-        ' `make install` does, and on GPUs pip install "slime-rl[gpu]".'
+        " `make install` does."
     )
 
 

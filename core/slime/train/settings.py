@@ -245,7 +245,7 @@ def _use_transformer_engine(config: RunConfig, stated: Mapping[str, Any]) -> boo
     if wanted == "transformer_engine" and config.on_gpu and not installed:
         raise ConfigError(
             "--transformer-impl transformer_engine: the package transformer_engine is not installed."
-            ' Install it (pip install "slime-rl[gpu]") or drop the flag.'
+            " Drop the flag, or build TransformerEngine for this PyTorch: no release of it has a wheel."
         )
     # An adapter's input is what TransformerEngine keeps inside a layer: the output of the norm before a projection.
     return config.on_gpu and installed and wanted != "local" and not config.lora.asked

@@ -42,6 +42,9 @@ def install() -> None:
             " before anything that imports megatron.core."
         )
     sys.meta_path.insert(0, CpuFinder)
+    # SGLang's kernels for latent attention, where installed, fail without a driver, by an error that Megatron does not
+    # expect. None makes importing them an ImportError, after which it does without.
+    sys.modules.setdefault("flash_mla", None)  # type: ignore[arg-type]
 
 
 class _Stream:

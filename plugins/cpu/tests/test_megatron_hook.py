@@ -62,6 +62,13 @@ print(count)
     assert int(words[-1]) > 250
 
 
+def test_a_package_of_kernels_that_fails_without_a_driver_is_not_imported(tmp_path: Path) -> None:
+    """flash_mla, which SGLang's packages for GPUs bring, raises an OSError."""
+    (tmp_path / "flash_mla.py").write_text("raise OSError('libcuda.so.1')")
+    code = "from slime_cpu.megatron import install\ninstall()\nimport megatron.core.transformer.attention as a\n"
+    assert run(code + "print(a.flash_mla_with_kvcache)", PYTHONPATH=str(tmp_path)) == ["None"]
+
+
 def test_the_hook_does_nothing_if_cuda_is_available() -> None:
     words = run("""
 import sys, torch
