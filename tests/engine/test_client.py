@@ -83,6 +83,21 @@ def test_finish_reasons_distinguish_stop_and_length(engine: EngineServer) -> Non
 
 
 @pytest.mark.engine
+def test_a_process_that_is_late_uses_no_connection_that_the_engine_has_closed(engine: EngineServer) -> None:
+    async def ask() -> list[Generation]:
+        async with HttpPolicyClient(engine.url, timeout_s=30.0) as client:
+            first = asyncio.create_task(client.generate(PROMPT, SamplingParams(max_new_tokens=64)))
+            await asyncio.sleep(0.05)  # it is sent
+            time.sleep(3.0)  # it is answered, but this process is busy
+            answers = [await first]
+            await asyncio.sleep(1.2)
+            time.sleep(1.5)  # the engine closes the connection after 5 s
+            return [*answers, await client.generate(PROMPT, SamplingParams(max_new_tokens=1))]
+
+    assert [len(answer.tokens) for answer in asyncio.run(ask())] == [64, 1]
+
+
+@pytest.mark.engine
 def test_stop_strings_end_a_response(engine: EngineServer) -> None:
     stop = tuple("0123456789abcdefghijklmnopqrstuv")
     [stopped] = generate(engine.url, SamplingParams(max_new_tokens=200, stop=stop))

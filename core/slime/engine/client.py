@@ -45,9 +45,9 @@ _UNAVAILABLE = 503
 _HEADERS = {"Content-Type": "application/json"}
 _CONNECT_ATTEMPTS = 4
 _CONNECT_BACKOFF_S = 0.2  # doubled after each attempt
-#: seconds an idle connection is kept; less than the server keeps it (SGLang: 5), so that no request is sent over a
-#: connection that is just being closed
-_KEEP_ALIVE_S = 4.0
+#: seconds an idle connection is kept, counted from when this process has read the answer. The server counts from when
+#: it has sent it (SGLang: 5), and on a busy machine that may be seconds earlier; no request may meet the closing.
+_KEEP_ALIVE_S = 1.0
 #: abort messages in flight at once, and seconds that each may take
 _ABORTS_AT_ONCE = 32
 _ABORT_TIMEOUT_S = 30.0
@@ -160,7 +160,7 @@ class HttpPolicyClient:
 
         Raises:
             RequestRefusedError: If the request is invalid.
-            GarbledAnswerError: If the answer is none.
+            GarbledAnswerError: If the answer cannot be read.
             NoEngineError: If no engine takes it.
             EngineError: If the engine fails.
             DeadlineError: After `timeout_s`.
