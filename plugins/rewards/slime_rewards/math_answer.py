@@ -27,17 +27,23 @@ _NOT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _NOT_THAT = re.compile(
-    r"(?:,\s*(?:and\s+)?not(?!\s+(?:the\s+|an?\s+)?(?:valid|correct|right|possible|allowed|true|answer|solution)\b)"
-    r"|\s(?:rather\s+than|instead\s+of))\s(?:[^.,;()\n]|[.,]\d|\([^()\n]*\))*"
+    r"(?:,\s*(?:and\s+)?not(?!\s+(?:the\s+|an?\s+)?(?:valid|correct|right|possible|allowed|true|answer|solution)\s*(?:[.,;)]|$))"
+    r"|\s(?:rather\s+than|instead\s+of))\s(?:[^.,;()\n]|[.,]\d|\((?:[^()\n]|\([^()\n]*\))*\))*"
     # (not x = -5), but no word about the answer, as in (not valid)
     r"|\s?\((?:and\s+)?(?:not|rather\s+than|instead\s+of)\s(?:(?!(?<![A-Za-z\\])[A-Za-z]{2})[^()\n]|\([^()\n]*\))+\)",
     re.IGNORECASE,
 )
 #: a sentence that does not say one answer
 _UNSURE = re.compile(
-    r"\b(?:either|between|not|wrong|incorrect|invalid|extraneous|rejected|impossible|or)\b|n't\b", re.IGNORECASE
+    r"\b(?:either|between|not|wrong|incorrect|or)\b|n't\b",
+    re.IGNORECASE,
 )
-_DENIAL = re.compile(r"(?:\bnot|n['\u2019]t)(?:\s+(?:be|equal(?:\s+to)?|the\s+\w+))?\s*$", re.IGNORECASE)
+#: an answer that is taken back at once; later in the line, these words are about another value
+_TAKEN_BACK = re.compile(
+    r"(?:\$[^$]*\$|\S+?)\**\s*[(,]?\s*(?:which\s+is\s+)?(?<![A-Za-z])(?:invalid|extraneous|rejected|impossible)\b",
+    re.IGNORECASE,
+)
+_DENIAL = re.compile(r"(?<!\bor )(?:\bnot|n['\u2019]t)(?:\s+(?:be|equal(?:\s+to)?|the\s+\w+))?[^\S\n]*$", re.IGNORECASE)
 #: words that are not part of a formula
 _PROSE = re.compile(
     r"(?<![A-Za-z\\])(?!(?:sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|pi|inf|infinity|and|or)\b)[A-Za-z]{2,}"
@@ -108,6 +114,8 @@ def _in_text(text: str) -> Answer | None:
     for said in list(_SAID.finditer(text))[-1:]:
         after = text[said.end() :].strip()
         line = _NOT_THAT.sub("", after.partition("\n")[0])
+        if _TAKEN_BACK.match(line):
+            return None
         if not _PROSE.search(line) and isinstance(whole := read(line.strip("* ")), Formula):
             return whole
         whole = read(line.strip("* "))

@@ -129,7 +129,9 @@ def repeated(kind: Callable[..., Any], term: Any, index: Any, first: Any, last: 
         bits = max(_bits_at(term, {index: end}) for end in (first, last))
         if abs(terms) > most or abs(terms) * bits > (_MOST_BITS_OF_TERMS if kind is sympy.Sum else MOST_BITS):
             raise NotReadError
-    if kind is sympy.Sum and last == sympy.oo and term.is_rational_function(index):
+    rational = kind is sympy.Sum and last == sympy.oo and term.is_rational_function(index)
+    # A power of one factor, as in a zeta function, never cancels so.
+    if rational and len(sympy.factor_list(sympy.denom(sympy.together(term)), index)[1]) > 1:
         # Terms that cancel each other, for which sympy takes far more work if it looks for other ways first.
         found = gosper_sum(term, (index, first, last))
         if found is not None and found.is_finite:

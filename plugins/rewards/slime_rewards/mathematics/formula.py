@@ -26,7 +26,7 @@ from slime_rewards.mathematics.vocabulary import (
     SEPARATORS,
 )
 
-_DENIALS = frozenset(("no", "incorrect", "invalid", "false"))
+_DENIALS = frozenset(("no", "incorrect", "invalid", "false", "extraneous", "rejected", "excluded"))
 _DIGITS = re.compile(r"[0-9A-Za-z]+")
 
 

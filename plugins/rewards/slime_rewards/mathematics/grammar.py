@@ -404,6 +404,8 @@ def _distance(left: Any, sign: str, right: Any) -> Interval | Members | None:
     if len(difference.free_symbols) != 1:
         return None
     [symbol] = difference.free_symbols
+    if symbol.name in ("z", "w"):  # may be complex: a disc
+        return None
     rest, distance = difference.as_independent(symbol, as_Add=True)
     factor, distance = distance.as_independent(symbol, as_Add=False)
     if not isinstance(distance, sympy.Abs) or not distance.args[0].diff(symbol).is_number:

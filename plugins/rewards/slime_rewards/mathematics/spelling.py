@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slime_rewards.mathematics.units import UNIT_LETTERS, unit_of
+from slime_rewards.mathematics.units import unit_of
 
 #: symbols of Unicode, and how LaTeX writes them
 _SYMBOLS = str.maketrans(
@@ -43,7 +43,10 @@ _SYMBOLS = str.maketrans(
     }
 )
 #: 5 (not valid) is not 5
-_DENIALS = r"not\b|wrong|incorrect|invalid|false|reject|extraneous|impossible"
+_DENIALS = (
+    r"(?:not (?:an? |the )?(?:valid|correct|right|possible|allowed|true|answer|solution)|wrong|incorrect|invalid|false"
+    r"|rejected?|extraneous|impossible)(?: (?:answer|solution|root|value|one))?\}?\)"
+)
 #: spellings of the same thing, applied in this order
 _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), plain)
@@ -147,7 +150,10 @@ def _in_one_text(found: re.Match[str]) -> str:
         if not styles and not fractions:
             break
     letters = re.findall(r"[A-Za-z]+", plain)
-    is_word = any(len(one) > 1 for one in letters) or (r"\frac" in found[2] and UNIT_LETTERS.issuperset(letters))
+    is_word = any(len(one) > 1 for one in letters) or (
+        re.fullmatch(r"\s*m\s*/\(\s*s(?:\^2)?\s*\)\s*", plain) is not None
+        and re.fullmatch(r"\s*-?[\d.,]+(?:\^\{?\d+\}?)?\s*", found.string[: found.start()]) is not None
+    )
     if not is_upright and not (found[1] and is_word):
         return found[0]
     is_unit = "/(" in plain and not re.search(r"[{}\\]", plain) and unit_of(plain.split()) is not None
