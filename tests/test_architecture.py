@@ -89,6 +89,8 @@ SHOPS: dict[str, frozenset[str]] = {
             # predictions: the arithmetic of what they predict
             "rollout.train_batch",
             "weights.lora",
+            # `slime doctor`
+            "cli.text_layout",
             # `slime convert`: checkpoints and model folders
             "cli.eval",
             "cli.preflight",

@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("slime_viewer.show_command", "print a run: curves, what went wrong, samples"),
     "compare": ("slime_viewer.compare_command", "print how two runs differ"),
     "plugins": ("slime.cli.plugins", "list, check and create plugins"),
+    "doctor": ("slime_planner.doctor", "say what is installed, and whether GPUs can be used"),
 }
 #: entry points `NAME = package.module`, whose module has `run(argv) -> int`; they are not plugins, and no run has them
 COMMAND_GROUP = "slime.commands"

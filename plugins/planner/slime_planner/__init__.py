@@ -1,4 +1,5 @@
-"""The planner: predicts memory and weight syncs before a run starts, and converts models (`slime convert`)."""
+"""The planner: predicts memory and weight syncs before a run starts, looks at the machine's GPUs (`slime doctor`), and
+converts models (`slime convert`)."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ def slime_plan_lines(
     config: RunConfig, model: sp.Architecture, with_critic: bool, with_engines: bool, longest_prompt: int | None
 ) -> dict[str, list[str]]:
     # Every process of a run imports this module, and only the one that plans needs these.
+    from slime_planner.devices import device_notes
     from slime_planner.predicted_memory import memory_lines, memory_note
     from slime_planner.predicted_sync import sync_lines
 
@@ -26,5 +28,5 @@ def slime_plan_lines(
             *memory_lines(config, model, critic=with_critic, with_engines=with_engines, longest_prompt=longest_prompt)
         ],
         "weight sync": [*sync_lines(config, model)] if with_engines else [],
-        "notes": [] if note is None else [note],
+        "notes": [*([] if note is None else [note]), *device_notes(config)],
     }
