@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RERUNS)
 # Twice quiet: errors only. Warnings, for example of a retried download, look like failures of an install that succeeds.
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check
-# cpu or cuda: which packages. What .venv holds already; else cuda where there is an NVIDIA driver.
-DEVICE ?= $(or $(patsubst $(VENV)/.installed-%,%,$(wildcard $(VENV)/.installed-*)),$(if $(shell command -v nvidia-smi),cuda,cpu))
+# cpu or cuda: which packages. What .venv holds already; else cuda where there is an NVIDIA driver. (A variable of the
+# environment with this name is somebody else's.)
+DEVICE := $(or $(patsubst $(VENV)/.installed-%,%,$(wildcard $(VENV)/.installed-*)),$(if $(shell command -v nvidia-smi),cuda,cpu))
 ENGINES := requirements/$(if $(filter cuda,$(DEVICE)),gpu,cpu).txt
 TOOLS := requirements/dev.txt requirements/docs.txt
 
@@ -22,8 +23,8 @@ install: $(VENV)/.installed-$(DEVICE)
 
 $(VENV)/.installed-$(DEVICE): $(ENGINES) $(TOOLS) pyproject.toml
 	@if [ -n "$(filter-out $@,$(wildcard $(VENV)/.installed-*))" ]; then echo "$(VENV) holds the packages for another device: make clean, then make install DEVICE=$(DEVICE)" >&2; exit 1; fi
-	@$(PYTHON) -m scripts.install_checks $(DEVICE)
-	@echo "installing into $(VENV): about $(if $(filter cuda,$(DEVICE)),10 GB with CUDA and its kernels,2 GB), one to six minutes"
+	@[ -d $(VENV)/lib ] || $(PYTHON) -m scripts.install_checks $(DEVICE)
+	@echo "installing into $(VENV): $(if $(filter cuda,$(DEVICE)),about 11 GB with CUDA and its kernels,about 2 GB in one to six minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --no-deps -r $(ENGINES)
 	@$(PIP) --no-deps $(addprefix -r ,$(TOOLS))

@@ -41,19 +41,19 @@ def problems(
             f"Python {python[0]}.{python[1]}: slime needs 3.11 or 3.12. Choose one: make install PYTHON=python3.11"
         )
     if system != "Linux":
-        found.append(f"{system}: slime needs Linux. On Windows, WSL 2 has one.")
+        found.append(f"{system}: slime needs Linux. On Windows, use WSL 2.")
     if device == "cuda" and machine != "x86_64":
         found.append(f"processor {machine}: the packages in requirements/gpu.txt are for x86_64.")
     needed = f"{GLIBC[device][0]}.{GLIBC[device][1]}"
     if system == "Linux" and not glibc:
-        found.append(f"no glibc: the packages need glibc {needed} or later; Alpine's musl does not serve.")
+        found.append(f"no glibc: the packages need glibc {needed} or later; Alpine's musl is not supported.")
     elif glibc and _numbers(glibc) < GLIBC[device]:
         found.append(
             f"glibc {glibc}: the packages need {needed} or later. Debian 12, Ubuntu 22.04 and RHEL 9 have that."
         )
     if free_gb < DISK_GB[device]:
         found.append(f"{free_gb:.1f} GB of free space: pip needs {DISK_GB[device]} GB to unpack the packages.")
-    if driver and _numbers(driver)[:1] < (DRIVER,):
+    if _numbers(driver) and _numbers(driver) < (DRIVER,):
         found.append(
             f"NVIDIA driver {driver}: PyTorch's packages are built for CUDA 13, which needs driver {DRIVER} or later."
             " Update the driver, or install for the processor alone: make install DEVICE=cpu"

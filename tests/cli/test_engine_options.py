@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -88,7 +89,9 @@ def test_files_json_and_names_at_the_hub_are_taken(
     file.write_text("{}")
     right = {
         "tokenizer-path": "organisation/tokenizer",
-        "speculative-draft-model-path": "organisation/draft",
+        "speculative-draft-model-path": "s3://bucket/draft",
+        "kv-events-config": json.dumps({"publisher": "zmq", "topic": "x" * 300}),  # too long for a file name
+        "disaggregation-ib-device": "mlx5_0",
         "lora-paths": f"one={tmp_path}",
         "pdmux-config-path": str(file),
         "model-loader-extra-config": '{"enable_multithread_load": true}',

@@ -95,6 +95,7 @@ def test_a_component_option_needs_a_value(refused: Refused) -> None:
         ("--temperature", "--rollout-temperature"),
         ("--top-p", "--rollout-top-p"),
         ("--batch-size", "--rollout-batch-size"),
+        ("--hf", "--hf-checkpoint"),
         ("--max-response-len", "--rollout-max-response-len"),
         ("--n-samples", "--n-samples-per-prompt"),
         ("--tensor-parallel-size", "--tensor-model-parallel-size"),
@@ -179,6 +180,6 @@ def test_supervised_training_needs_neither_estimator_nor_reward() -> None:
     assert config.world_size == 1
 
 
-@pytest.mark.parametrize("name", ["--comet-project", "--use-comet", "--comet-group", "--hf", "--bogus", "--x"])
+@pytest.mark.parametrize("name", ["--comet-project", "--use-comet", "--comet-group", "--bogus", "--x"])
 def test_nothing_is_suggested_for_a_flag_that_is_not_near_any(refused: Refused, name: str) -> None:
     assert refused(name, "1") == f"unknown flag {name}."

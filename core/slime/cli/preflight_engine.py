@@ -51,9 +51,9 @@ _LATER = {
 #: those that may name a file instead
 _FILES = ("chat_template", "completion_template")
 #: how SGLang's help describes a file that a server reads
-_PATH = re.compile(r"\bpath (?:of|to) (?:an?|the) ", re.IGNORECASE)
+_PATH = re.compile(r"(?:the |optional )?(?:file )?path (?:of|to) (?:an?|the) ", re.IGNORECASE)
 #: described like that too: files of the model folder, and a folder that is written to
-_NOT_READ = (*_FILES, "decrypted_config_file", "decrypted_draft_config_file", "file_storage_path")
+_NOT_READ = ("decrypted_config_file", "decrypted_draft_config_file", "file_storage_path")
 #: texts that are JSON, or name a file
 _JSON = ("_config", "expert_location")
 
@@ -97,14 +97,18 @@ def _unread(options: Mapping[str, Any]) -> Iterator[str]:
     """Files that are missing, and texts that are not JSON: a server reads them when it has started."""
     for key, value in options.items():
         flag = _flag(key)
+        is_path = key == "lora_paths" or (_PATH.match(flag.help) and key not in _NOT_READ)
         for text in map(_path_in, value) if key == "lora_paths" else [value]:
-            if not isinstance(text, str) or text == flag.default.strip("'") or Path(text.removeprefix("@")).exists():
+            if not isinstance(text, str) or text == flag.default.strip("'"):
+                continue
+            # Not `Path.exists`, which raises an OSError for a text that is too long for a file name.
+            if not (is_path or key.endswith(_JSON)) or os.path.exists(text.removeprefix("@")):
                 continue
             where = f"--{flag.name}: got {text!r}, expected"
-            if key == "lora_paths" or (_PATH.search(flag.help) and key not in _NOT_READ):
+            if is_path:
                 if not _on_the_hub(text, flag.help):
                     yield f"{where} a file or folder that exists"
-            elif key.endswith(_JSON):
+            else:
                 try:
                     json.loads(text)
                 except ValueError as error:
@@ -117,7 +121,9 @@ def _path_in(adapter: Any) -> Any:
 
 
 def _on_the_hub(text: str, description: str) -> bool:
-    """Whether a server may find a tokenizer, a draft model or an adapter at the Hugging Face Hub."""
+    """Whether a server may find a tokenizer, a draft model or an adapter at the Hugging Face Hub, or in a bucket."""
+    if "://" in text:
+        return True
     return bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)+", text) and re.search("tokenizer|draft|LoRA", description))
 
 
@@ -181,7 +187,7 @@ def _unknown_names(options: Mapping[str, Any]) -> Iterator[str]:
             if known is None and key in _LATER:
                 known = {str(actions[key].default or ""), *chain.from_iterable(map(_names_in, _LATER[key]))}
         for one in value.split(",") if key == "warmups" else value if isinstance(value, list) else [value]:
-            if known is not None and one not in known and not (key in _FILES and Path(one).exists()):
+            if known is not None and one not in known and not (key in _FILES and os.path.exists(one)):
                 yield _unknown(key, one, map(str, known))
 
 
