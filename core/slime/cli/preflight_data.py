@@ -297,6 +297,7 @@ def _prompt_limit(config: RunConfig, model: ModelFacts, prompts: PromptSet) -> i
     if pool is not None and pool < least:
         raise ConfigError(
             f"--sglang-max-total-tokens {pool} has no room for a prompt and a response of {prompts.response} tokens"
-            f" (--rollout-max-response-len, --eval-max-response-len): expected at least {least}, and more for longer prompts"
+            f" (--rollout-max-response-len, --eval-max-response-len): expected at least {least}, and more for longer"
+            " prompts"
         )
     return min(prompts.max_prompt or context, context - prompts.response)
