@@ -55,8 +55,12 @@ def serving(
 
 
 def answers(url: str, *, moe: bool) -> list[Conversation]:
-    """Prompts with their answers: several at once, and one whose beginning the engine has in its cache."""
-    sampling = SamplingParams(max_new_tokens=16)
+    """Prompts with their answers: several at once, and one whose beginning the engine has in its cache.
+
+    Greedy, so that the tokens are the same each time: at random ones, two experts are sometimes so near each other that
+    rounding decides between them.
+    """
+    sampling = SamplingParams(max_new_tokens=16, temperature=0.0)
 
     async def ask() -> list[Conversation]:
         async with HttpPolicyClient(url, timeout_s=60, routed_layers=3 if moe else None) as client:
