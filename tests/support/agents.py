@@ -89,7 +89,7 @@ async def gives_up_in_time(base_url: str, api_key: str, messages: list[dict[str,
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
         try:
             # Plain dicts instead of the types of openai.
-            await client.chat.completions.create(model="any", messages=messages, timeout=2.0)  # type: ignore[arg-type]
+            await client.chat.completions.create(model="any", messages=messages, timeout=2.0)  # type: ignore[arg-type]  # plain dicts
         except openai.APITimeoutError:
             return str(await ask_once(base_url, api_key, [{"role": "user", "content": "quick"}]))
     return "in time"

@@ -44,7 +44,7 @@ def install() -> None:
     sys.meta_path.insert(0, CpuFinder)
     # SGLang's kernels for latent attention, where installed, fail without a driver, by an error that Megatron does not
     # expect. None makes importing them an ImportError, after which it does without.
-    sys.modules.setdefault("flash_mla", None)  # type: ignore[arg-type]
+    sys.modules.setdefault("flash_mla", None)  # type: ignore[arg-type]  # the stubs know modules alone
 
 
 class _Stream:

@@ -274,14 +274,23 @@ def replaced(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def bodies(*, chat: bool) -> st.SearchStrategy[bytes]:
-    """Valid requests with one value replaced, and whatever else."""
+    """Valid requests, those with one value replaced, and whatever else."""
     others = ("prompt",) if chat else ("messages", "tools")
     valid = {name: value for name, value in VALID.items() if name not in others}
     almost_valid = st.tuples(st.sampled_from(sorted(slots(valid), key=str)), ODD | JSON).map(
         lambda drawn: orjson.dumps(replaced(valid, drawn[0])).replace(b'"@HERE@"', drawn[1].encode("utf-8", "replace"))
     )
+    other_values = {
+        "max_tokens": st.integers(1, 1000),
+        "metadata": st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2),
+        "seed": st.integers(-(2**31), 2**31),
+        "stop": st.lists(st.text(min_size=1, max_size=4), max_size=4),
+        "temperature": st.floats(0, 2),
+        "user": st.text(max_size=20),
+    }
+    well_formed = st.fixed_dictionaries({}, optional=other_values).map(lambda drawn: orjson.dumps(valid | drawn))
     odd = ODD.map(lambda text: text.encode("utf-8", "replace"))
-    return almost_valid | st.binary(max_size=64) | JSON.map(str.encode) | odd
+    return almost_valid | well_formed | st.binary(max_size=64) | JSON.map(str.encode) | odd
 
 
 BODIES = {chat: bodies(chat=chat) for chat in (True, False)}
@@ -309,7 +318,7 @@ def test_every_request_is_answered_or_refused_with_a_reason() -> None:
                 seen["refused"] += 1
 
         attempt()
-    assert min(seen.values()) > 300, seen
+    assert min(seen.values()) > 1000, seen
 
 
 @pytest.mark.slow
