@@ -6,6 +6,7 @@ import pytest
 from tests.config.conftest import Load, Refused
 
 from slime.cli.eval import read_request
+from slime.config.flag_table import find_flag
 from slime.run.engines import engine_options
 
 
@@ -66,6 +67,12 @@ def test_on_one_machine_without_gpus_weights_go_through_shared_memory(load: Load
     assert load("--device", "cpu").sync.update_weight_transport == "tensor"
     nodes = ("--ray-address", "10.0.0.1:6379", "--actor-num-nodes", "2")
     assert load("--device", "cpu", *nodes).sync.update_weight_transport == "distributed"
+
+
+def test_the_help_names_no_transport_as_the_default_of_all_runs() -> None:
+    flag = find_flag("update-weight-transport")
+    assert flag is not None and flag.default == ""
+    assert "Default: tensor on one machine without GPUs unless --colocate is set, and on GPUs if it is" in flag.help
 
 
 def test_an_evaluation_has_no_trainer_to_share_devices_with() -> None:

@@ -36,7 +36,8 @@ def config_of(script: str) -> RunConfig:
     words[words.index("--actor-num-gpus-per-node") + 1] = "8"
     cluster = ["--actor-num-nodes", str(nodes), "--ray-address", "head:6379", "--device", "cuda"]
     engines = ["--rollout-num-gpus", str(gpus), "--rollout-num-gpus-per-engine", str(each)]
-    return read_config([*arrays(script)["MODEL_ARGS"], *words, *cluster, *engines])
+    transport = ["--update-weight-transport", "distributed"]
+    return read_config([*arrays(script)["MODEL_ARGS"], *words, *cluster, *engines, *transport])
 
 
 def seconds(script: str, transport: str, network: float = GPUS.network) -> float:

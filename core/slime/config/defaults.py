@@ -39,9 +39,7 @@ def _cluster(config: RunConfig) -> dict[str, object]:
 
 
 def _sync(config: RunConfig) -> dict[str, object]:
-    if "update_weight_transport" in config.sync.model_fields_set:
-        return {}
-    return {"update_weight_transport": usual_transport(config)}
+    return {"update_weight_transport": config.sync.update_weight_transport or usual_transport(config)}
 
 
 def usual_transport(config: RunConfig) -> Literal["distributed", "tensor"]:

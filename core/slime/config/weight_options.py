@@ -95,9 +95,10 @@ class LoraOptions(Section):
 class SyncOptions(Section):
     """Weight updates from the trainer to the engines."""
 
-    update_weight_transport: Literal["distributed", "tensor", "disk"] = "distributed"
-    """How weights are sent: by broadcast (distributed), through shared memory (tensor: on one machine without GPUs, or
-    on GPUs with --colocate, where it is the default), or through a shared folder (disk)."""
+    update_weight_transport: Literal["distributed", "tensor", "disk"] | None = None
+    """How weights are sent: by broadcast (distributed), through memory of one machine (tensor: without GPUs, or on GPUs
+    with --colocate), or through a shared folder (disk). Default: tensor on one machine without GPUs unless --colocate
+    is set, and on GPUs if it is; else distributed."""
     update_weight_buffer_size: int = Field(default=512 * 2**20, ge=1)
     """Maximum number of bytes to send at a time."""
     check_weight_update_equal: bool = False

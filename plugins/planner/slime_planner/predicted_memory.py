@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from slime.observe.memory import gibibytes, size_text
 from slime.plugin.architecture import Architecture, Rule
 from slime.rollout.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
 from slime.weights.lora import Lora, adapter_rules, lora_of
+from slime_planner.devices import find_devices
 from slime_planner.predicted_activations import (
     activation_memory,
     activations_not_predicted,
@@ -204,13 +204,8 @@ def memory_note(config: RunConfig, model: Architecture, *, critic: bool, with_en
 
 
 def gpu_bytes() -> int | None:
-    """The memory of this machine's smallest NVIDIA device; None if the driver's tool does not say."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        return min(int(line) * 2**20 for line in done.stdout.splitlines())
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+    """The memory of the smallest device that a run on this machine may use; None if the driver's tool does not say."""
+    return min((round(gpu.memory_gb * 1e9) for gpu in find_devices().usable() if gpu.memory_gb), default=None)
 
 
 # --- the arithmetic ----------------------------------------------------------------------------------

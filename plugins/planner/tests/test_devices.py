@@ -13,6 +13,7 @@ from slime.config import RunConfig
 from slime_planner import devices as module
 from slime_planner.devices import Devices, Gpu, Packages, Tenant, device_notes, doubts, find_packages, problems
 from slime_planner.doctor import package_problems, run
+from slime_planner.predicted_memory import gpu_bytes
 
 H100 = [Gpu(index, f"GPU-{index}aaa", "NVIDIA H100 80GB HBM3", 85.5) for index in range(2)]
 L4 = Gpu(2, "GPU-2bbb", "NVIDIA L4", 24.2)
@@ -20,7 +21,7 @@ GOOD = Devices("580.65.06", tuple(H100))
 PACKAGES = Packages("2.14.1", "13.0")
 
 #: what the fake driver's tool answers
-GPUS = "0, GPU-0aaa, NVIDIA H100 80GB HBM3, {driver}, 81559\n1, GPU-1aaa, NVIDIA H100 80GB HBM3, {driver}, 81559\n"
+GPUS = "0, GPU-0aaa, NVIDIA H100 80GB HBM3, {driver}, 81559\n1, GPU-1aaa, NVIDIA H100 80GB HBM3, {driver}, {memory}\n"
 PROCESSES = "GPU-1aaa, {pid}, 30000\n"
 
 
@@ -28,9 +29,9 @@ PROCESSES = "GPU-1aaa, {pid}, 30000\n"
 def fake_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Puts a fake of the driver's tool on the path."""
 
-    def install(driver: str = "580.65.06", pid: int = os.getppid()) -> None:
+    def install(driver: str = "580.65.06", pid: int = os.getppid(), memory: str = "81559") -> None:
         tool = tmp_path / "nvidia-smi"
-        answers = {"gpu": GPUS.format(driver=driver), "compute-apps": PROCESSES.format(pid=pid)}
+        answers = {"gpu": GPUS.format(driver=driver, memory=memory), "compute-apps": PROCESSES.format(pid=pid)}
         cases = "".join(f"--query-{name}=*) printf '%s' '{answer}';;\n" for name, answer in answers.items())
         tool.write_text(f'#!/bin/sh\ncase "$1" in\n{cases}esac\n')
         tool.chmod(0o755)
@@ -120,6 +121,35 @@ def test_runs_on_gpus_of_this_machine_alone_have_notes(fake_nvidia_smi: Callable
     assert notes(device="cpu") == notes(device="cuda", ray_address="head:6379") == []
     assert notes(device="cuda", actor_num_nodes=2) == []
     assert any("470.1" in note or "CPU alone" in note for note in notes(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("visible", "memory", "mebibytes"),
+    [
+        (None, "40000", 40000),
+        ("0", "40000", 81559),  # the smaller one is not the run's
+        ("GPU-1a,0", "40000", 40000),
+        (None, "[N/A]", 81559),
+        ("1", "[N/A]", None),
+        ("-1", "40000", None),
+    ],
+)
+def test_the_smallest_gpu_that_a_run_may_use_counts(
+    fake_nvidia_smi: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    memory: str,
+    mebibytes: int | None,
+) -> None:
+    fake_nvidia_smi(memory=memory)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_bytes() == (None if mebibytes is None else mebibytes * 2**20)
+
+
+def test_without_the_drivers_tool_the_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert gpu_bytes() is None
 
 
 def test_a_transformer_engine_that_does_not_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

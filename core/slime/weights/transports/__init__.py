@@ -112,14 +112,14 @@ def create_transport(
     }
     bucket_bytes = options.update_weight_buffer_size
     match options.update_weight_transport:
-        case "distributed":
-            address = own_address([engine.url for engine in engines])
-            backend = "nccl" if on_gpu else "gloo"
-            return DistributedTransport(**common, backend=backend, address=address, bucket_bytes=bucket_bytes)
         case "tensor":
             return TensorTransport(**common, on_gpu=on_gpu, bucket_bytes=bucket_bytes)
         case "disk":
             return DiskTransport(**common, folder=scratch, source_folder=hf_folder, model=model)
+        case _:
+            address = own_address([engine.url for engine in engines])
+            backend = "nccl" if on_gpu else "gloo"
+            return DistributedTransport(**common, backend=backend, address=address, bucket_bytes=bucket_bytes)
 
 
 def own_address(urls: Sequence[str]) -> str:
