@@ -17,7 +17,7 @@ TOOLS := requirements/dev.txt requirements/docs.txt
 # Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock-gpu quickstart quick test test-slow nightly faults chaos kill-points soak docs lint types check mutants gpu-proof clean
+.PHONY: install lock-gpu quickstart quick test test-slow nightly faults chaos kill-points soak docs lint types check mutants gpu-bundle gpu-proof clean
 
 install: $(VENV)/.installed-$(DEVICE)
 
@@ -95,10 +95,17 @@ check: lint types test test-slow
 mutants: install
 	nice $(BIN)/python -m proofs.mutants $(MUTANTS)
 
-# What only a GPU can show, at most ten minutes, without a network: the table of outputs/gpu_proof.md. It installs nothing here. Packages are those
-# of .venv, or else of $(PYTHON), and before them the wheels in the folder WHEELS. GPU_PROOF="--only training --peak-tflops 989" passes options on.
+# What only a GPU can show, at most ten minutes, without a network: the table of outputs/gpu_proof.md and a card of each part. It installs nothing
+# here. Packages are those of .venv, or else of $(PYTHON), and before them the wheels in the folder WHEELS, or in the pieces in the folder BUNDLE,
+# which make gpu-bundle wrote. GPU_PROOF="--only training --peak-tflops 989" passes options on.
 gpu-proof:
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_proof $(if $(WHEELS),--wheels "$(WHEELS)") $(GPU_PROOF)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_proof $(if $(WHEELS),--wheels "$(WHEELS)") \
+	  $(if $(BUNDLE),--bundle "$(BUNDLE)") $(GPU_PROOF)
+
+# For a GPU machine without a network: wheels and source in pieces of at most 60 MB, in the folder BUNDLE.
+# GPU_BUNDLE="--python 3.12 --glibc 2.35 --has packages.json" says what that machine has.
+gpu-bundle: install
+	$(BIN)/python -m benchmarks.gpu_proof.bundle "$(or $(BUNDLE),outputs/gpu_bundle)" $(GPU_BUNDLE)
 
 clean:
 	rm -rf $(VENV) outputs site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,10 +1,11 @@
 """`make gpu-proof`: shows on this machine what the tests cannot show without a GPU, and writes a table of it.
 
-    python -m benchmarks.gpu_proof [--wheels DIR] [--device cpu --small] [--only PART ...]
+    python -m benchmarks.gpu_proof [--wheels DIR | --bundle DIR] [--device cpu --small] [--only PART ...]
 
 Each part runs in its own process with a time limit: one that fails or hangs is a row of the table, and the others still
-run. Nothing is downloaded. Packages come from this Python, or from a folder of wheels; parts whose packages are missing
-are skipped, and the table says so.
+run. Each leaves a card: the command, versions, numbers and peak memory. Nothing is downloaded. Packages come from this
+Python, from a folder of wheels, or from the pieces of `make gpu-bundle`; parts whose packages are missing are skipped,
+and the table says so.
 
 This file needs only Python itself, so that it can report that everything else is missing.
 """
@@ -30,6 +31,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.gpu_proof import cards, pieces
 
 ROOT = Path(__file__).resolve().parents[2]
 #: seconds for everything
@@ -63,7 +66,8 @@ class Part:
     Attributes:
         group: Parts of one group share a table; `--only` chooses groups.
         function: `module:function` in this folder, called with a `Bench` and `settings`.
-        limit_s: Seconds it may take.
+        share_s: Of the time for everything, in relation to the shares of the others. It may take what those before it
+            left over, but nothing of the shares of those after it.
         needs: Packages without which it cannot run.
         gpus: GPUs it needs, on a machine with any.
     """
@@ -72,40 +76,52 @@ class Part:
     name: str
     function: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    limit_s: float = 120.0
+    share_s: float = 60.0
     needs: Sequence[str] = ()
     gpus: int = 1
 
 
+_LOOP = (*_TRAINER, "sglang", "sglang_router", "ray")
 PARTS = (
-    Part("three-way", "three-way, float32", "training:three_way", {"dtype": "float32"}, 300, _TRAINER),
-    Part("three-way", "three-way, bfloat16", "training:three_way", {"dtype": "bfloat16"}, 300, _TRAINER),
-    Part("training", "training step, 0.5B", "training:training_step", {"shape": "0.5B"}, 90, _TRAINER),
-    Part("training", "training step, 7B", "training:training_step", {"shape": "7B"}, 120, _TRAINER),
+    Part("three-way", "three-way, float32", "training:three_way", {"dtype": "float32"}, 60, _TRAINER),
+    Part("three-way", "three-way, bfloat16", "training:three_way", {"dtype": "bfloat16"}, 60, _TRAINER),
     # NCCL refuses two ranks on one GPU; a handle of CUDA IPC can be opened only by a process that sees the same GPU.
-    Part("sync", "sync, tensor", "serving:sync", {"transport": "tensor"}, 300, (*_TRAINER, "sglang")),
-    Part("sync", "sync, distributed", "serving:sync", {"transport": "distributed"}, 100, (*_TRAINER, "sglang"), gpus=2),
-    Part("engine", "engine alone", "serving:engine_alone", {}, 300, (*BASE, "torch", "transformers", "sglang")),
-    Part("colocated", "colocated loop", "serving:colocated", {}, 360, (*_TRAINER, "sglang", "sglang_router", "ray")),
-    Part("loop", "engine in the loop", "serving:loop", {}, 150, (*_TRAINER, "sglang", "sglang_router", "ray"), gpus=2),
+    Part("sync", "sync, tensor", "serving:sync", {"transport": "tensor"}, 50, (*_TRAINER, "sglang")),
+    Part("sync", "sync, distributed", "serving:sync", {"transport": "distributed"}, 40, (*_TRAINER, "sglang"), gpus=2),
+    Part("colocated", "colocated loop", "serving:colocated", {}, 80, _LOOP),
+    Part("engine", "engine alone", "serving:engine_alone", {}, 45, (*BASE, "torch", "transformers", "sglang")),
+    Part("training", "training step, 0.5B, torch", "training:training_step", {"shape": "0.5B"}, 35, _TRAINER),
+    Part(
+        *("training", "training step, 0.5B, te", "training:training_step"),
+        {"shape": "0.5B", "layers": "transformer_engine"},
+        *(35, (*_TRAINER, "transformer_engine")),
+    ),
+    Part("training", "training step, 7B, torch", "training:training_step", {"shape": "7B"}, 45, _TRAINER),
+    Part("quickstart", "quickstart", "serving:quickstart", {}, 60, _LOOP),
+    Part("long", "1.5B, 8k responses", "serving:long_responses", {}, 130, _LOOP),
 )
 CAPTIONS = {
     "three-way": "Largest difference of the log-probs of 8 answers, in nats, of a random model of 3 layers.",
-    "training": "One training step (forward, backward, Adam) in bfloat16 with random weights. MFU counts three forward"
-    " passes of a model without recomputation; TFLOP/s also counts the forward pass that full recomputation adds.",
     "sync": "Weights from the trainer to one engine, median of three after the first; checksums of all tensors compared"
     " afterwards.",
-    "engine": "Generation by one engine without training; several requests have the same prompt.",
-    "colocated": "`slime train --colocate` on one GPU with the model and lengths of the engine alone: medians of the"
-    " rollouts after the first. Memory is what trainer and engine hold in the turn of each.",
-    "loop": "`slime train` with the run file and the model of the quickstart, median of the rollouts after the first.",
+    "colocated": "`slime train --colocate` on one GPU with the shape of Qwen2.5-0.5B and the lengths of the engine"
+    " alone: medians of the rollouts after the first. Memory is what trainer and engine hold in the turn of each.",
+    "engine": "Tokens per second of one engine; several answers have the same prompt. SGLang alone, with one request"
+    " for all; through slime's client; and in the colocated loop.",
+    "training": "One training step (forward, backward, Adam) in bfloat16 with random weights. MFU counts three forward"
+    " passes of a model without recomputation; TFLOP/s also counts the forward pass that full recomputation adds.",
+    "quickstart": "The two runs of `make quickstart`; on one GPU engine and trainer take turns. Medians of the rollouts"
+    " after the first.",
+    "long": "As the colocated loop, with the shape of Qwen2.5-1.5B and responses of 8,192 tokens.",
 }
 
 
 def main() -> int:
     """The command line; 0 if no part failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_proof", description=__doc__)
-    parser.add_argument("--wheels", type=Path, help="folder of wheels to use besides the packages of this Python")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--wheels", type=Path, help="folder of wheels to use besides the packages of this Python")
+    source.add_argument("--bundle", type=Path, help="folder of pieces, which hold such wheels")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny shapes, for a CPU")
     names = [*CAPTIONS, *(part.name for part in PARTS)]
@@ -119,11 +135,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "gpu_proof.md", help="where the table goes")
     parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.argv = sys.argv[1:]
     if options.part is not None:
         return run_here(json.loads(options.part.read_text(encoding="utf-8")))
     if options.device == "cpu" and not options.small:
         parser.error("--device cpu needs --small: the real shapes would take hours")
     deadline = time.monotonic() + options.limit_s
+    if options.bundle is not None:
+        options.wheels = unpacked(options.bundle, options.out.with_name("gpu_bundle-unpacked"))
     with tempfile.TemporaryDirectory(prefix="slime-gpu-proof-") as folder:
         proof = Proof(Path(folder), options, deadline)
         found = proof.machine()
@@ -143,6 +162,16 @@ def run_here(task: dict[str, Any]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Done:
+    """How a part ended: its outcome, the rows it wrote until then, its time, and the most memory in use meanwhile."""
+
+    outcome: str
+    rows: list[dict[str, str]]
+    seconds: float
+    peak_gib: float
+
+
 class Proof:
     """Runs parts and collects their rows."""
 
@@ -150,12 +179,17 @@ class Proof:
         self._work, self._options, self._deadline = work, options, deadline
         #: logs of parts that failed
         self._kept: Path = options.out.with_name(f"{options.out.stem}-logs")
-        shutil.rmtree(self._kept, ignore_errors=True)
+        self._cards: Path = options.out.with_name(f"{options.out.stem}-cards")
+        for earlier in (self._kept, self._cards):
+            shutil.rmtree(earlier, ignore_errors=True)
+        self._command = shlex.join(["python", "-m", "benchmarks.gpu_proof", *options.argv])
+        self._commit = cards.commit()
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_paths(work / "site", options.wheels))}
 
     def machine(self) -> dict[str, str]:
         """Versions, GPUs and driver, as a process with the packages of the parts finds them."""
-        outcome, rows, _ = self.run(Part("machine", "versions", "__main__:describe_machine", limit_s=90))
+        looked = self.run(Part("machine", "versions", "__main__:describe_machine"), 90.0)
+        outcome, rows = looked.outcome, looked.rows
         if outcome != "ok":
             raise SystemExit(f"the packages of this machine could not be listed: {outcome}")
         found = {row["what"]: row["found"] for row in rows}
@@ -170,46 +204,78 @@ class Proof:
         """Run the parts. The text of the table, and whether a part failed."""
         tables: dict[str, list[dict[str, str]]] = {}
         outcomes = []
+        skipped = {part.name: reason for part in parts if (reason := self._skip(part, found))}
+        waiting = [part for part in parts if part.name not in skipped]
+        second = max(0.0, self._deadline - time.monotonic()) / (sum(part.share_s for part in waiting) or 1.0)
         for part in parts:
+            if part.name in skipped:
+                outcomes.append({"part": part.name, "result": skipped[part.name]})
+                continue
             print(f"{part.name} ...", flush=True)
-            outcome, rows, seconds = self._skip(part, found) or self.run(part)
-            outcomes.append({"part": part.name, "result": outcome, "seconds": f"{seconds:.0f}"})
-            tables.setdefault(part.group, []).extend(rows)
-        where = found["GPUs"] if self._options.device == "cuda" else f"{os.cpu_count()} CPU cores, small shapes"
+            waiting.remove(part)
+            left = self._deadline - time.monotonic() - second * sum(other.share_s for other in waiting)
+            if left <= 0:
+                result = f"skipped: the {self._options.limit_s:g} s for everything were over"
+                outcomes.append({"part": part.name, "result": result})
+                continue
+            done = self.run(part, left)
+            sizes = {"seconds": f"{done.seconds:.0f}", "peak GiB": f"{done.peak_gib:.2f}"}
+            outcomes.append({"part": part.name, "result": done.outcome, **sizes})
+            tables.setdefault(part.group, []).extend(done.rows)
+            self._card(part, done, found).write(self._cards)
+        where = self._where(found)
         versions = ", ".join(f"{name} {found[name]}" for name in ("Python", "driver", *ENGINES.values()))
         lines = [f"## {time.strftime('%Y-%m-%d')}, {where}", "", f"{versions}.", ""]
         missing = sorted(name for name, version in found.items() if version == _MISSING)
         if missing:
             lines += [f"Not installed here: {', '.join(missing)}.", ""]
-        lines += ["`make gpu-proof`", "", *as_table(outcomes)]
+        lines += [f"`{self._command}`, commit {self._commit}", "", *as_table(outcomes)]
         for group, rows in tables.items():
             if rows:
                 lines += ["", CAPTIONS[group], "", *as_table(rows)]
         failed = any(row["result"].startswith(("failed", "no answer")) for row in outcomes)
         return "\n".join(lines) + "\n", failed
 
-    def _skip(self, part: Part, found: Mapping[str, str]) -> tuple[str, list[dict[str, str]], float] | None:
+    def _skip(self, part: Part, found: Mapping[str, str]) -> str:
+        """Why a part cannot run here; empty if it can."""
         missing = [name for name in part.needs if found[(ENGINES | BASE)[name]] == _MISSING]
         gpus = int(found["GPUs"].split()[0]) if found["GPUs"] != "none" else 0
         if missing:
-            return f"skipped: needs {', '.join(missing)}", [], 0.0
+            return f"skipped: needs {', '.join(missing)}"
         if self._options.device == "cuda" and gpus < part.gpus:
-            return f"skipped: needs {part.gpus} GPUs, this machine has {gpus}", [], 0.0
-        if time.monotonic() >= self._deadline:
-            return f"skipped: the {self._options.limit_s:g} s for everything were over", [], 0.0
-        return None
+            return f"skipped: needs {part.gpus} GPUs, this machine has {gpus}"
+        return ""
 
-    def run(self, part: Part) -> tuple[str, list[dict[str, str]], float]:
-        """Run one part in its own process: the outcome, its rows and its seconds."""
+    def _where(self, found: Mapping[str, str]) -> str:
+        return found["GPUs"] if self._options.device == "cuda" else f"{os.cpu_count()} CPU cores, small shapes"
+
+    def _card(self, part: Part, done: Done, found: Mapping[str, str]) -> cards.Card:
+        on_gpu = self._options.device == "cuda"
+        return cards.Card(
+            part=part.name,
+            result=cards.PASSED if done.outcome == "ok" else done.outcome,
+            command=self._command,
+            commit=self._commit,
+            date=time.strftime("%Y-%m-%d"),
+            device=self._where(found),
+            gpus=int(found["GPUs"].split()[0]) if on_gpu else 0,
+            driver=found["driver"],
+            versions={name: found[name] for name in ("Python", *ENGINES.values())},
+            seconds=round(done.seconds, 1),
+            peak_memory_gib=done.peak_gib,
+            numbers=done.rows,
+        )
+
+    def run(self, part: Part, limit_s: float) -> Done:
+        """Run one part in its own process."""
         name = part.name.replace(" ", "-").replace(",", "")
         task, rows, log = (self._work / f"{name}.{end}" for end in ("json", "rows", "log"))
         options = {"device": self._options.device, "small": self._options.small, "work": str(self._work)}
         options |= {"peak_tflops": self._options.peak_tflops, "rows": str(rows), "settings": dict(part.settings)}
         options |= {"sglang": shlex.split(self._options.sglang), "family": self._options.family}
         task.write_text(json.dumps({**options, "function": part.function}), encoding="utf-8")
-        limit_s = max(1.0, min(part.limit_s, self._deadline - time.monotonic()))
         began = time.monotonic()
-        with log.open("wb") as output:
+        with log.open("wb") as output, cards.MemoryWatch(on_gpu=self._options.device == "cuda") as memory:
             process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.gpu_proof", "--part", str(task)],
                 cwd=ROOT,
@@ -232,7 +298,7 @@ class Proof:
         for other in others:
             other.unlink()
         found = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
-        return outcome, [json.loads(line) for line in found], time.monotonic() - began
+        return Done(outcome, [json.loads(line) for line in found], time.monotonic() - began, memory.peak_gib)
 
     def _keep(self, logs: Sequence[Path], part: Part) -> None:
         """Copy the logs of a part that failed, and of what it started, to a folder beside the table."""
@@ -256,23 +322,52 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
+def unpacked(bundle: Path, target: Path) -> Path | None:
+    """The folder of the wheels in a bundle; None if it holds none, as this machine has everything."""
+    try:
+        manifest = pieces.unpack(bundle, target)
+    except pieces.BundleError as error:
+        raise SystemExit(f"cannot unpack {bundle}:\n{error}") from None
+    print(f"{len(manifest.pieces)} pieces are whole", flush=True)
+    named = {file.name for file in manifest.files}
+    wheels = target / "wheels"
+    for path in wheels.glob("*.whl"):  # of a bundle before
+        if f"wheels/{path.name}" not in named:
+            path.unlink()
+    return wheels if any(wheels.glob("*.whl")) else None
+
+
+def install(wheels: Path) -> Path:
+    """The folder beside the wheels in which they are installed. It is kept, since that takes minutes.
+
+    Raises:
+        SystemExit: There are none.
+    """
+    site, files = wheels.with_name(f"{wheels.name}-installed"), sorted(map(str, wheels.glob("*.whl")))
+    if not files:
+        raise SystemExit(f"--wheels {wheels}: there is no file *.whl in this folder.")
+    listed, done = "\n".join(f"{file} {Path(file).stat().st_size}" for file in files), site / "installed-wheels.txt"
+    if not done.is_file() or done.read_text(encoding="utf-8") != listed:
+        shutil.rmtree(site, ignore_errors=True)
+        print(f"installing {len(files)} wheels into {site}", flush=True)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+        subprocess.run([*command, "--target", str(site), *files], check=True)
+        done.write_text(listed, encoding="utf-8")
+    return site
+
+
 def import_paths(site: Path, wheels: Path | None) -> list[str]:
-    """What PYTHONPATH must have for the parts: unpacked wheels, this checkout, and what was there before.
+    """What PYTHONPATH must have for the parts: installed wheels, this checkout, and what was there before.
 
     Args:
-        site: Folder to fill.
+        site: Folder to make, for what describes this checkout if slime is not installed.
         wheels: Folder of wheels, which go before the packages of this Python.
     """
     site.mkdir()
-    if wheels is not None:
-        files = sorted(map(str, wheels.glob("*.whl")))
-        if not files:
-            raise SystemExit(f"--wheels {wheels}: there is no file *.whl in this folder.")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-        subprocess.run([*command, "--target", str(site), *files], check=True)
-    paths = [str(site), str(ROOT)]
+    paths = [] if wheels is None else [str(install(wheels))]
+    paths += [str(ROOT)]
     if not any(importlib.metadata.distributions(name="slime-rl")):
-        paths += describe_checkout(site)
+        paths += [str(site), *describe_checkout(site)]
     return [*paths, *filter(None, [os.environ.get("PYTHONPATH")])]
 
 

@@ -1,4 +1,4 @@
-"""Parts of the proof with an engine: weight sync, and tokens per second alone and in the loop."""
+"""Parts of the proof with an engine: weight sync, tokens per second alone and in the loop, and whole runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import string
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +30,23 @@ from slime.weights.models import Models
 from slime.weights.transports import create_transport
 
 ROOT = Path(__file__).resolve().parents[2]
-#: the shape of Qwen2.5-0.5B
-_HALF_BILLION = {
-    "hidden_size": 896,
-    "initializer_range": 0.02,
-    "intermediate_size": 4864,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 14,
-    "num_hidden_layers": 24,
-    "vocab_size": 151936,
+_QWEN = {"initializer_range": 0.02, "max_position_embeddings": 32768, "vocab_size": 151936}
+#: the shapes of Qwen2.5-0.5B and Qwen2.5-1.5B
+_SHAPES = {
+    "0.5B": _QWEN | {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_hidden_layers": 24},
+    "1.5B": _QWEN
+    | {"hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_hidden_layers": 28},
 }
 _TIMED_SENDS = 3
-_ROLLOUTS = 4
 _TRAIN = (sys.executable, "-c", "import sys; from slime.cli.main import main; sys.exit(main())", "train")
 
 
-def model(bench: Bench) -> Path:
-    """A folder with random weights, made by the first part that needs it."""
-    folder = bench.folder / "model"
+def model(bench: Bench, shape: str = "0.5B") -> Path:
+    """A folder with random weights of a shape, made by the first part that needs it."""
+    folder = bench.folder / f"model-{shape}"
     if not folder.is_dir():
         new = bench.folder / f"model-{time.monotonic_ns()}"
-        make_tiny_model(new, bench.family or "qwen2", seed=0, tied=True, **({} if bench.small else _HALF_BILLION))
+        make_tiny_model(new, bench.family or "qwen2", seed=0, tied=True, **({} if bench.small else _SHAPES[shape]))
         new.rename(folder)
     return folder
 
@@ -109,33 +106,52 @@ def checksums(control: EngineControl) -> dict[str, Any]:
 
 
 def engine_alone(bench: Bench) -> None:
-    """Tokens per second of one engine with many requests at once."""
+    """Tokens per second of one engine with many prompts at once: SGLang alone, and through slime's client."""
     shape = Shape.of(bench)
-    server = engine(bench, model(bench), dtype="bfloat16")
+    whole = ["--preferred-sampling-params", json.dumps({"ignore_eos": True})]  # as in the colocated loop
+    server = engine(replace(bench, sglang=[*bench.sglang, *whole]), model(bench), dtype="bfloat16")
     draw = random.Random(0)
     prompts = [[draw.randrange(4, 100) for _ in range(shape.prompt)] for _ in range(shape.prompts)]
+    wanted = [prompt for prompt in prompts for _ in range(shape.siblings)]
 
-    async def generate(wanted: list[list[int]]) -> int:
+    def alone() -> int:
+        sampling = {"max_new_tokens": shape.response}
+        body = json.dumps({"input_ids": wanted, "sampling_params": sampling}).encode()
+        request = urllib.request.Request(f"{server.url}/generate", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=READY_S) as answer:
+            return sum(one["meta_info"]["completion_tokens"] for one in json.load(answer))
+
+    async def through_client() -> int:
         sampling = SamplingParams(max_new_tokens=shape.response)
-        async with HttpPolicyClient(server.url, timeout_s=60.0, concurrency=len(wanted)) as client:
+        async with HttpPolicyClient(server.url, timeout_s=READY_S, concurrency=len(wanted)) as client:
             answers = await asyncio.gather(*(client.generate(tokens, sampling) for tokens in wanted))
         return sum(len(answer.tokens) for answer in answers)
 
     with running(server, ready_s=READY_S):
-        asyncio.run(generate(prompts[:4]))
-        seconds, tokens = [], []
-        for _ in range(_TIMED_SENDS):
-            began = time.perf_counter()
-            tokens.append(asyncio.run(generate([prompt for prompt in prompts for _ in range(shape.siblings)])))
-            seconds.append(time.perf_counter() - began)
-    speed = statistics.median(count / took for count, took in zip(tokens, seconds, strict=True))
+        alone()
+        speed, tokens = _tokens_per_s(alone)
+        with_client, _ = _tokens_per_s(lambda: asyncio.run(through_client()))
+    loop = bench.folder / "colocated"  # of the part before, if it succeeded
+    steps = _steps(loop) if loop.is_dir() else []
+    in_loop = [f"{statistics.median(row['rollout/tokens_per_s'] for row in steps):,.0f}"] if steps else []
     bench.row(
-        requests_at_once=str(shape.prompts * shape.siblings),
+        prompts_at_once=str(len(wanted)),
         prompt_tokens=str(shape.prompt),
-        generated_tokens=f"{tokens[-1]:,}",
-        seconds=f"{statistics.median(seconds):.2f}",
+        generated_tokens=f"{tokens:,}",
         tokens_per_s=f"{speed:,.0f}",
+        **{"through slime's client": f"{with_client:,.0f}"},
+        in_the_loop=in_loop[0] if in_loop else "not measured",
     )
+
+
+def _tokens_per_s(generate: Callable[[], int]) -> tuple[float, int]:
+    """The median of some calls, and the tokens of the last."""
+    speeds = []
+    for _ in range(_TIMED_SENDS):
+        began = time.perf_counter()
+        tokens = generate()
+        speeds.append(tokens / (time.perf_counter() - began))
+    return statistics.median(speeds), tokens
 
 
 @dataclass(frozen=True)
@@ -155,28 +171,39 @@ class Shape:
 
 def colocated(bench: Bench) -> None:
     """The loop on one GPU, which engine and trainer use in turn."""
-    shape, folder, work = Shape.of(bench), model(bench), bench.folder / "colocated"
+    _colocated(bench, bench.folder / "colocated", model(bench), Shape.of(bench), rollouts=4, tokens_per_gpu=16384)
+
+
+def long_responses(bench: Bench) -> None:
+    """The same with a larger model and long responses."""
+    shape = Shape(2, 2, 16, 64) if bench.small else Shape(4, 8, 128, 8192)
+    # One sample of 8,320 tokens at a time: logits and activations of two would not fit beside the optimizer's state.
+    _colocated(bench, bench.folder / "long", model(bench, "1.5B"), shape, rollouts=2, tokens_per_gpu=9216)
+
+
+def _colocated(bench: Bench, work: Path, folder: Path, shape: Shape, *, rollouts: int, tokens_per_gpu: int) -> None:
     work.mkdir()
     draw = random.Random(0)
     letters = string.ascii_letters + string.digits  # one token each
     lines = (
         {"prompt": "".join(draw.choices(letters, k=shape.prompt)), "label": "0"}
-        for _ in range(_ROLLOUTS * shape.prompts)
+        for _ in range(rollouts * shape.prompts)
     )
     (work / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    sizes = {"num-rollout": _ROLLOUTS, "rollout-batch-size": shape.prompts, "n-samples-per-prompt": shape.siblings}
+    sizes = {"num-rollout": rollouts, "rollout-batch-size": shape.prompts, "n-samples-per-prompt": shape.siblings}
     sizes |= {"global-batch-size": shape.prompts * shape.siblings, "rollout-max-response-len": shape.response}
+    sizes |= {"max-tokens-per-gpu": tokens_per_gpu}
     command = [*_TRAIN, "--device", bench.device, "--colocate", "--bf16", "--check-weight-update-equal"]
     command += [part for name, size in sizes.items() for part in (f"--{name}", str(size))]
     command += ["--hf-checkpoint", str(folder), "--prompt-data", str(work / "prompts.jsonl"), "--lr", "1e-6"]
-    command += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--max-tokens-per-gpu", "16384"]
+    command += ["--advantage-estimator", "grpo", "--reward", "exact_match"]
     command += ["--sglang-preferred-sampling-params", json.dumps({"ignore_eos": True}), "--output-dir", str(work)]
     command += ["--sglang-dtype", "bfloat16", "--sglang-max-running-requests", "256"]
     if not bench.small:
         command += ["--sglang-mem-fraction-static", "0.5"]
     command += _prefixed(bench.sglang)
     subprocess.run(command, cwd=ROOT, check=True)
-    steps = [row for row in _metrics(work) if "time/step" in row][1:]
+    steps = _steps(work)
 
     def usual(name: str) -> float:
         return statistics.median(row[name] for row in steps)
@@ -193,24 +220,37 @@ def colocated(bench: Bench) -> None:
     )
 
 
+def quickstart(bench: Bench) -> None:
+    """The runs of `make quickstart`, in a folder of their own."""
+    home, work = ROOT / "examples" / "quickstart", bench.folder / "quickstart"
+    for script, target in (("make_model.py", "model"), ("make_data.py", "data")):
+        made = work / "outputs" / "quickstart" / target
+        subprocess.run([sys.executable, str(home / script), str(made)], cwd=ROOT, check=True)
+    device = ["--device", bench.device, "--output-dir"]
+    warm_start = [*_TRAIN, str(home / "warm_start.toml"), *device, "warm-start"]
+    subprocess.run(warm_start, cwd=work, check=True)
+    turns = ["--colocate"] if bench.on_gpu and torch.cuda.device_count() == 1 else []
+    fewer = ["--num-rollout", "4"] if bench.small else []
+    flags = [*device, "grpo", *turns, *fewer, *_prefixed(bench.sglang)]
+    subprocess.run([*_TRAIN, str(home / "grpo.toml"), *flags], cwd=work, check=True)
+    steps = _steps(work / "grpo")
+    accuracy = [row["eval/held_out"] for row in _metrics(work / "grpo") if "eval/held_out" in row]
+    bench.row(
+        rollouts=str(len(steps)),
+        tokens_per_s=f"{statistics.median(row['rollout/tokens_per_s'] for row in steps):,.0f}",
+        step_s=f"{statistics.median(row['time/step'] for row in steps):.2f}",
+        accuracy=" to ".join(f"{value:.2f}" for value in (accuracy[0], accuracy[-1])),
+    )
+
+
 def _prefixed(flags: Sequence[str]) -> list[str]:
     """SGLang's flags as `slime train` takes them."""
     return [flag.replace("--", "--sglang-", 1) if flag.startswith("--") else flag for flag in flags]
 
 
-def loop(bench: Bench) -> None:
-    """Tokens per second that rollouts reach while training goes on between them."""
-    quickstart, work = ROOT / "examples" / "quickstart", bench.folder
-    for script, target in (("make_model.py", work / "loop-model"), ("make_data.py", work / "loop-data")):
-        subprocess.run([sys.executable, str(quickstart / script), str(target)], cwd=ROOT, check=True)
-    command = [*_TRAIN, str(quickstart / "grpo.toml"), "--device", bench.device, "--num-rollout", str(_ROLLOUTS)]
-    command += ["--hf-checkpoint", str(work / "loop-model"), "--prompt-data", str(work / "loop-data" / "train.jsonl")]
-    command += ["--eval-prompt-data", "held_out", str(work / "loop-data" / "held_out.jsonl")]
-    command += ["--save", str(work / "loop-saved"), "--save-hf", str(work / "loop-trained")]
-    command += ["--output-dir", str(work / "loop-run"), *_prefixed(bench.sglang)]
-    subprocess.run(command, cwd=ROOT, check=True)
-    speeds = [row["rollout/tokens_per_s"] for row in _metrics(work / "loop-run") if "rollout/tokens_per_s" in row]
-    bench.row(rollouts=str(len(speeds)), tokens_per_s=f"{statistics.median(speeds[1:]):,.0f}")
+def _steps(output: Path) -> list[dict[str, Any]]:
+    """The metrics of the steps after the first, of the only run in a folder."""
+    return [row for row in _metrics(output) if "time/step" in row][1:]
 
 
 def _metrics(output: Path) -> list[dict[str, Any]]:

@@ -144,12 +144,15 @@ def _gap(left: Any, right: Any) -> str:
 # --- speed --------------------------------------------------------------------------------------------
 
 
-def training_step(bench: Bench, shape: str) -> None:
-    """Time, memory and MFU of training steps with random weights. Layers that do not fit into memory are left out."""
+def training_step(bench: Bench, shape: str, layers: str = "local") -> None:
+    """Time, memory and MFU of training steps with random weights, by the trainer's layers of one kind.
+
+    As many layers as fit into memory are trained.
+    """
     flags = _QWEN | SHAPES[shape] | (_SMALL if bench.small else {})
-    layers = flags["num_layers"] if not bench.on_gpu else layers_that_fit(flags, torch.cuda.mem_get_info()[0])
+    count = flags["num_layers"] if not bench.on_gpu else layers_that_fit(flags, torch.cuda.mem_get_info()[0])
     whole = SHAPES[shape]["num_layers"]
-    flags["num_layers"] = layers
+    flags |= {"num_layers": count, "transformer_impl": layers}
     config = make_config(None, device=bench.device, megatron=flags, max_tokens_per_gpu=256 if bench.small else 4096)
     samples, length = (4, 64) if bench.small else (16, 2048)
     prompt = length // 4
@@ -176,7 +179,7 @@ def training_step(bench: Bench, shape: str) -> None:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     bench.row(
         shape=shape + (", small" if bench.small else ""),
-        layers=f"{layers} of {whole}",
+        layers=f"{count} of {whole}",
         parameters=f"{parameters / 1e6:.2f} M",
         trained_by="TransformerEngine" if settings.use_transformer_engine else "torch",
         recomputation="full" if recompute else "none",

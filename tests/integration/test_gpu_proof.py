@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
 import time
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
-from benchmarks.gpu_proof.__main__ import BASE, ENGINES, ROOT, Part, Proof, describe_checkout
+from benchmarks.gpu_proof import pieces
+from benchmarks.gpu_proof.__main__ import (
+    BASE,
+    ENGINES,
+    PARTS,
+    ROOT,
+    Done,
+    Part,
+    Proof,
+    describe_checkout,
+    import_paths,
+    unpacked,
+)
+from benchmarks.gpu_proof.cards import MemoryWatch, gpu_bytes, read_cards
 
 PEAK_TFLOPS = 0.1
 
 
 def proof(tmp_path: Path, *, device: str = "cpu", seconds: float = 300.0) -> Proof:
     options = argparse.Namespace(
-        wheels=None, device=device, small=True, peak_tflops=None, limit_s=seconds, sglang="", family=None
+        wheels=None, device=device, small=True, peak_tflops=None, limit_s=seconds, sglang="", family=None, argv=[]
     )
     options.out = tmp_path / "proof.md"
     return Proof(tmp_path, options, time.monotonic() + seconds)
@@ -44,12 +59,15 @@ def tables(text: str) -> list[list[dict[str, str]]]:
 def test_parts_measure_real_numbers_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "proof.md"
     command = [sys.executable, "-m", "benchmarks.gpu_proof", "--device", "cpu", "--small", "--out", str(out)]
-    command += ["--peak-tflops", str(PEAK_TFLOPS), "--only", "three-way, float32", "training", "sync"]
-    command += ["engine", "colocated", "--family", "qwen3", "--sglang=--schedule-policy fcfs"]
+    command += ["--peak-tflops", str(PEAK_TFLOPS), "--only", "three-way, float32", "training", "sync", "colocated"]
+    command += ["engine", "quickstart", "long", "--limit-s", "1800", "--family", "qwen3"]
+    command += ["--sglang=--schedule-policy fcfs"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    parts, agreement, steps, syncs, [alone], [shared] = tables(out.read_text(encoding="utf-8"))
-    assert [row["result"] for row in parts] == ["ok"] * 7
+    parts, agreement, syncs, [shared], [alone], steps, [whole], [long] = tables(out.read_text(encoding="utf-8"))
+    assert [row["result"] for row in parts] == [
+        *["ok"] * 6, "skipped: needs transformer-engine", *["ok"] * 3,
+    ]  # fmt: skip
 
     local, other = agreement
     for pair in ("trainer and transformers", "engine and transformers", "engine and trainer"):
@@ -74,10 +92,24 @@ def test_parts_measure_real_numbers_on_a_cpu(tmp_path: Path) -> None:
         assert float(row["MB"]) > 0.1
         assert 0 < float(row["later syncs s"]) < 60
 
-    assert alone["requests at once"] == "8"
-    assert 0 < float(shared["generate s"]) < float(shared["step s"])
-    assert 0 < float(shared["sync s"]) < float(shared["step s"])
-    assert 0 < float(shared["largest gap"]) < 0.1  # of bfloat16
+    assert (alone["prompts at once"], alone["generated tokens"]) == ("8", "128")
+    assert alone["in the loop"] == shared["tokens per s"]
+    assert float(alone["tokens per s"].replace(",", "")) > 0
+    for loop in (shared, long):
+        assert 0 < float(loop["generate s"]) < float(loop["step s"])
+        assert 0 < float(loop["sync s"]) < float(loop["step s"])
+        assert 0 < float(loop["largest gap"]) < 0.1  # of bfloat16
+    before, after = map(float, whole["accuracy"].split(" to "))
+    assert before < after
+
+    found = {card.part: card for card in read_cards(tmp_path / "proof-cards")}
+    assert [*found] != [] and {*found} == {row["part"] for row in parts if row["result"] == "ok"}
+    for card in found.values():
+        assert (card.result, card.gpus) == ("passed", 0)
+        assert "small shapes" in card.device and "--family qwen3" in card.command
+        assert card.versions["torch"] == importlib.metadata.version("torch")
+        assert card.peak_memory_gib > 0
+    assert found["quickstart"].numbers == [whole]
 
 
 def test_a_part_that_fails_is_a_row_with_the_end_of_its_error(tmp_path: Path) -> None:
@@ -107,14 +139,34 @@ def test_logs_of_what_a_failed_part_started_are_kept_and_those_of_the_proof_befo
 
 
 def test_a_part_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
-    hanging = Part("loop", "hangs", "serving:loop", limit_s=1.0)  # the imports alone take longer
+    hanging = Part("quickstart", "hangs", "serving:quickstart", share_s=1)  # the imports alone take longer
     began = time.monotonic()
-    text, failed = proof(tmp_path).table(machine("none"), [hanging, Part("engine", "next", "bench:json")])
+    following = Part("engine", "next", "bench:json", share_s=99)
+    text, failed = proof(tmp_path, seconds=100.0).table(machine("none"), [hanging, following])
     [rows] = tables(text)
     assert failed
     assert rows[0]["result"].startswith("no answer within 1 s")
     assert rows[1]["result"].startswith("failed (code 1)")
-    assert time.monotonic() - began < 100  # the default limit of a part is 120 s
+    assert time.monotonic() - began < 99
+    cards = {card.part: card for card in read_cards(tmp_path / "proof-cards")}
+    assert cards["hangs"].result == rows[0]["result"] and cards["next"].result == rows[1]["result"]
+
+
+def test_parts_share_ten_minutes_and_take_what_others_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {}
+
+    def record(_: Proof, part: Part, limit_s: float) -> Done:
+        limits[part.name] = round(limit_s)
+        return Done("ok", [], 0.0, 0.0)
+
+    monkeypatch.setattr(Proof, "run", record)
+    parts = [Part("sync", name, "bench:json", share_s=share) for name, share in (("a", 10), ("b", 20), ("c", 30))]
+    absent = Part("sync", "two GPUs", "bench:json", share_s=500, gpus=2)
+    _, failed = proof(tmp_path, device="cuda", seconds=600).table(machine("1 x NVIDIA H200"), [absent, *parts])
+    assert not failed
+    # Nothing is kept for what cannot run. Each part here ends at once, so that the next gets its share too.
+    assert limits == {"a": 100, "b": 300, "c": 600}
+    assert sum(part.share_s for part in PARTS if part.gpus == 1) <= 600
 
 
 @pytest.mark.parametrize(
@@ -128,7 +180,7 @@ def test_a_part_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path) -> Non
 def test_what_cannot_run_is_a_row_with_the_reason(
     tmp_path: Path, found: dict[str, str], seconds: float, reason: str
 ) -> None:
-    part = Part("loop", "loop", "serving:loop", needs=("torch", "sglang", "ray"), gpus=2)
+    part = Part("sync", "sync", "serving:sync", needs=("torch", "sglang", "ray"), gpus=2)
     text, failed = proof(tmp_path, device="cuda", seconds=seconds).table(found, [part])
     [[row]] = tables(text)
     assert (row["result"], failed) == (reason, False)
@@ -153,3 +205,47 @@ def test_layers_and_peaks_of_known_gpus() -> None:
     assert 1 <= layers_that_fit(SHAPES["7B"], 80 * 2**30) < layers_that_fit(SHAPES["7B"], 140 * 2**30) < 28
     with pytest.raises(MemoryError, match=r"one layer needs .* GiB, and 8 GiB of GPU memory are free"):
         layers_that_fit(SHAPES["7B"], 8 * 2**30)
+
+
+def test_wheels_of_a_bundle_are_installed_once_and_before_other_packages(tmp_path: Path) -> None:
+    wheel = tmp_path / "sprocket-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("sprocket.py", "TEETH = 12\n")
+        archive.writestr("sprocket-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: sprocket\nVersion: 1.0\n")
+        archive.writestr(
+            "sprocket-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("sprocket-1.0.dist-info/RECORD", "")
+    pieces.cut({f"wheels/{wheel.name}": wheel}, tmp_path / "bundle", limit=100, about={"commit": "abc"})
+    wheels = unpacked(tmp_path / "bundle", tmp_path / "unpacked")
+    assert wheels is not None
+    paths = import_paths(tmp_path / "site", wheels)
+    words = [sys.executable, "-c", "import sprocket; print(sprocket.TEETH)"]
+    done = subprocess.run(words, env={"PYTHONPATH": paths[0]}, capture_output=True, text=True, check=True)
+    assert done.stdout == "12\n"
+    installed = Path(paths[0], "sprocket.py").stat().st_mtime_ns
+    assert import_paths(tmp_path / "again", wheels)[0] == paths[0]
+    assert Path(paths[0], "sprocket.py").stat().st_mtime_ns == installed
+
+    (tmp_path / "bundle" / "piece-0001").unlink()
+    with pytest.raises(SystemExit, match="piece-0001 is missing"):
+        unpacked(tmp_path / "bundle", tmp_path / "unpacked")
+
+
+def test_a_machine_that_has_everything_gets_a_bundle_without_wheels(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("source")
+    pieces.cut({"text": tmp_path / "text"}, tmp_path / "bundle", limit=100, about={})
+    (tmp_path / "unpacked" / "wheels").mkdir(parents=True)
+    (tmp_path / "unpacked" / "wheels" / "old-1.0-py3-none-any.whl").write_text("of a bundle before")
+    assert unpacked(tmp_path / "bundle", tmp_path / "unpacked") is None
+
+
+def test_memory_is_that_of_the_gpu_that_has_the_most_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf '1024\\n40960\\n[N/A]\\n'\n")
+    tool.chmod(0o755)
+    assert gpu_bytes() == 0
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with MemoryWatch(on_gpu=True) as memory:
+        time.sleep(0.1)
+    assert memory.peak_gib == 40.0
