@@ -5,8 +5,11 @@ python -m tests.docs.support
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.gpu_proof.__main__ import PARTS as PROOF
+from benchmarks.gpu_proof.cards import PASSED, Card, read_cards
 from tests.engine.test_model_families import NOT_SERVED
 from tests.support.tiny_models import FAMILIES
 from tests.train.models_table import family_of, layouts_of
@@ -45,6 +48,7 @@ LAYOUT_TESTS = {
 }
 TRANSPORT_TEST = "tests/weights/test_live_engine.py::test_engine_computes_with_the_weights_that_were_sent"
 #: of mixtures of experts and latent attention; whole runs on one machine without a GPU use the transport `tensor`
+_MIXTURES = "mixtures, latent attention"
 MIXTURES = {"distributed": MODEL_TESTS["sync"], "tensor": MODEL_TESTS["whole runs"], "disk": None}
 MODES = {
     "synchronous run": (
@@ -81,18 +85,39 @@ MODES = {
     "tensor-parallel engines": "tests/engine/test_model_families.py::test_two_ranks_compute_what_transformers_computes",
     "several machines": None,
 }
+#: row -> the part of `make gpu-proof` whose card fills its column of GPUs; no part shows the other rows
+PROVEN_BY = {
+    "dense `tensor`": "sync, tensor",
+    "dense `distributed`": "sync, distributed",
+    "`--colocate`": "colocated loop",
+}
+#: parts of `make gpu-proof` -> what they show
+SHOWN_BY = {
+    "three-way": "engine, trainer and transformers give the same tokens the same log-probs",
+    "sync": "an engine has the weights that were sent",
+    "colocated": "engine and trainer take turns on one GPU; its memory",
+    "engine": "tokens per second of SGLang alone, through slime's client, and in the loop",
+    "training": "the speed of a training step, by kind of layers",
+    "quickstart": "the quickstart learns",
+    "long": "Qwen2.5-1.5B's shape trains on responses of 8,192 tokens",
+}
+_NOT_MEASURED = "not measured"
 _HEAD = """\
 # Support matrix
 
-What is tested on a CPU names its test; what is not tested says so. **On a GPU, only training steps of one
-rank were measured** ([their speed](measurements.md#gpu), not their numbers): the other code paths exist, and `make
-gpu-proof` is the program that will measure them. The models are small and random, with every feature of the published
-ones ([what is checked](models.md#what-is-checked)). `python -m tests.docs.support` writes this page.
+What is tested on a CPU names its test; what is not tested says so. **On a GPU, only what a card of `make gpu-proof`
+says was measured**, and before there were cards [the speed of training steps](measurements.md#gpu) of one rank. The
+other code paths exist. The models are small and random, with every feature of the published ones ([what is
+checked](models.md#what-is-checked)). `python -m tests.docs.support` writes this page.
 """
 
 
-def written() -> str:
-    """The page."""
+def written(cards: Sequence[Card]) -> str:
+    """The page, with the cards of GPUs that are checked in."""
+
+    def on_gpu(row: str) -> str:
+        return next((_proof(card) for card in reversed(cards) if card.part == PROVEN_BY.get(row)), _NOT_MEASURED)
+
     lines = [_HEAD, "## Models and parallelism", ""]
     lines += [
         "Log-probs, and weights after an optimizer step, compared with transformers. The layouts themselves, and the",
@@ -105,16 +130,43 @@ def written() -> str:
     lines += ["", 'A column is filled by one test; "no" means that the test does not cover it:', ""]
     lines += [f"- {what}: {_code(test)}" for what, test in MODEL_TESTS.items()]
     lines += ["", "## Layouts", "", "| what | tested on a CPU by | GPU |", "| --- | --- | --- |"]
-    lines += [f"| {what} | {_code(test)} | not measured |" for what, test in LAYOUT_TESTS.items()]
+    lines += [f"| {what} | {_code(test)} | {on_gpu(what)} |" for what, test in LAYOUT_TESTS.items()]
     lines += ["", "## Transports of weights", "", "| models | transport | tested on a CPU by | GPU |"]
     lines += ["| --- | --- | --- | --- |"]
-    lines += [f"| dense | `{name}` | {_code(TRANSPORT_TEST)} | not measured |" for name in TRANSPORTS]
-    lines += [
-        f"| mixtures, latent attention | `{name}` | {_code(MIXTURES[name])} | not measured |" for name in TRANSPORTS
-    ]
+    for models, tests in (("dense", dict.fromkeys(TRANSPORTS, TRANSPORT_TEST)), (_MIXTURES, MIXTURES)):
+        rows = [(name, _code(tests[name]), on_gpu(f"{models} `{name}`")) for name in TRANSPORTS]
+        lines += [f"| {models} | `{name}` | {test} | {gpu} |" for name, test, gpu in rows]
     lines += ["", "## Kinds of runs", "", "| run | tested on a CPU by | GPU |", "| --- | --- | --- |"]
-    lines += [f"| {what} | {_code(test)} | not measured |" for what, test in MODES.items()]
+    lines += [f"| {what} | {_code(test)} | {on_gpu(what)} |" for what, test in MODES.items()]
+    lines += _gpu_table(cards)
     return "\n".join(lines) + "\n"
+
+
+def _gpu_table(cards: Sequence[Card]) -> list[str]:
+    """The newest card of each part on each kind of GPU."""
+    columns = ["part", "shows", "GPU", "result", "numbers", "peak GiB", "date, commit"]
+    lines = ["", "## `make gpu-proof`", ""]
+    lines += ["Each part leaves a card: command, commit, date, versions, numbers, and the peak memory of a GPU."]
+    lines += ["Those in `benchmarks/gpu_proof/cards` fill this table and the columns above."]
+    lines += ["", f"| {' | '.join(columns)} |", f"| {' | '.join(['---'] * len(columns))} |"]
+    for part in PROOF:
+        newest = {card.device: card for card in cards if card.part == part.name}
+        shows = f"| {part.name} | {SHOWN_BY[part.group]}"
+        if not newest:
+            lines.append(f"{shows} | {_NOT_MEASURED} | {' | '.join([''] * 4)} |".replace("  ", " "))
+        for card in newest.values():
+            rows = ("; ".join(f"{name} {value}" for name, value in row.items()) for row in card.numbers)
+            cells = [card.device, _cell(card.result), _cell("<br>".join(rows)), f"{card.peak_memory_gib:.2f}"]
+            lines.append(f"{shows} | {' | '.join(cells)} | {card.date}, {card.commit} |")
+    return lines
+
+
+def _proof(card: Card) -> str:
+    return f"{'passed' if card.result == PASSED else 'failed'} on {card.device}, {card.date}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/")
 
 
 def named_tests() -> list[str]:
@@ -130,7 +182,7 @@ def _row(model: str) -> str:
     cells.append("not served" if model in NOT_SERVED else "yes")
     cells.append("yes" if model in PARTS else "no")
     cells.append("yes" if model == family and model not in NOT_SERVED else "no")
-    return f"| `{model}` | {' | '.join(cells)} | not measured |"
+    return f"| `{model}` | {' | '.join(cells)} | {_NOT_MEASURED} |"
 
 
 def _code(test: str | None) -> str:
@@ -141,4 +193,4 @@ def _code(test: str | None) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(), encoding="utf-8")
+    PAGE.write_text(written(read_cards()), encoding="utf-8")

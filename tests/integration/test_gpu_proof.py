@@ -56,6 +56,7 @@ def tables(text: str) -> list[list[dict[str, str]]]:
 
 @pytest.mark.nightly
 @pytest.mark.engine
+@pytest.mark.timeout(1900)
 def test_parts_measure_real_numbers_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "proof.md"
     command = [sys.executable, "-m", "benchmarks.gpu_proof", "--device", "cpu", "--small", "--out", str(out)]
