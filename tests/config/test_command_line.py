@@ -100,10 +100,47 @@ def test_a_component_option_needs_a_value(refused: Refused) -> None:
         ("--n-samples", "--n-samples-per-prompt"),
         ("--tensor-parallel-size", "--tensor-model-parallel-size"),
         ("--sglang-tp", "--sglang-tp-size"),
+        ("--sglang-dtyp", "--sglang-dtype"),
+        ("--bf-16", "--bf16"),
+        ("--seq-len", "--seq-length"),
+        ("--dryrun", "--dry-run"),
+        # slime's own before Megatron's
+        ("--sync", "--async"),
+        ("--eps", "--eps-clip"),
+        ("--gpus", "--rollout-num-gpus"),
+        # names of other frameworks
+        ("--max-prompt-length", "--rollout-max-prompt-len"),
+        ("--train-batch-size", "--rollout-batch-size"),
+        ("--data.train_batch_size", "--rollout-batch-size"),
+        ("--num_generations", "--n-samples-per-prompt"),
+        ("--learning-rate", "--lr"),
+        ("--model", "--hf-checkpoint"),
+        ("--save-freq", "--save-interval"),
+        ("--clip-ratio", "--eps-clip"),
+        ("--vllm-tensor-parallel-size", "--rollout-num-gpus-per-engine"),
+        ("--pretrain", "--hf-checkpoint"),
     ],
 )
 def test_a_misspelt_flag_is_refused_with_a_suggestion(refused: Refused, wrong: str, right: str) -> None:
     assert refused(wrong, "1") == f"unknown flag {wrong}. Did you mean {right}?"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--beta 0.1", "unknown flag --beta. It is beta of TRL. Here: `--use-kl-loss --kl-loss-coef`."),
+        ("--save-steps 5", "unknown flag --save-steps. It is save_steps of TRL. Here: `--save-interval`, in rollouts."),
+        ("--trainer.total_epochs 2", "It is trainer.total_epochs of verl. Here: `--num-rollout`: epochs x prompts /"),
+        ("--micro-rollout-batch-size 8", "It is micro_rollout_batch_size of OpenRLHF. Here: engines batch requests"),
+        ("data.train_batch_size=8", "options begin with two dashes. Did you mean --rollout-batch-size?"),
+        (
+            "+trainer.nnodes=1",
+            "unexpected '+trainer.nnodes=1': options begin with two dashes. Did you mean --actor-num-",
+        ),
+    ],
+)
+def test_options_of_other_frameworks_are_refused_with_what_to_write(refused: Refused, words: str, message: str) -> None:
+    assert message in refused(*words.split())
 
 
 def test_abbreviations_are_not_accepted(refused: Refused) -> None:
@@ -180,6 +217,6 @@ def test_supervised_training_needs_neither_estimator_nor_reward() -> None:
     assert config.world_size == 1
 
 
-@pytest.mark.parametrize("name", ["--comet-project", "--use-comet", "--comet-group", "--bogus", "--x"])
+@pytest.mark.parametrize("name", ["--comet-project", "--use-comet", "--bogus", "--x", "--tp", "--tokenizer"])
 def test_nothing_is_suggested_for_a_flag_that_is_not_near_any(refused: Refused, name: str) -> None:
     assert refused(name, "1") == f"unknown flag {name}."

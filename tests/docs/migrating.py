@@ -2,8 +2,7 @@
 
     python -m tests.docs.migrating
 
-The refused names come from `slime.registry.original_names`; the accepted flags and the tables for TRL and verl are
-here.
+The refused names and those of other frameworks come from `slime.registry.original_names`; the accepted flags are here.
 """
 
 from __future__ import annotations
@@ -116,98 +115,8 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
 #: flags of the original slime that the command line knows and that this release cannot do
 UNAVAILABLE = ("allgather-cp",)
 
-#: fields of TRL's GRPOConfig (6 of them arguments of GRPOTrainer) -> here
-TRL: dict[str, str] = {
-    "model": "`--hf-checkpoint`",
-    "reward_funcs": "`--custom-rm-path FILE.py:NAME`; several as `[[reward.terms]]` of the run file",
-    "train_dataset": "`--prompt-data`",
-    "eval_dataset": "`--eval-prompt-data`",
-    "tools": "`--generator tool_loop` (docs/multi-turn.md)",
-    "peft_config": "`--lora-rank`, `--lora-alpha`, `--lora-targets` (docs/lora.md)",
-    "reward_weights": "`weight` in `[[reward.terms]]`",
-    "num_generations": "`--n-samples-per-prompt`",
-    "max_completion_length": "`--rollout-max-response-len`",
-    "temperature": "`--rollout-temperature`",
-    "top_p": "`--rollout-top-p`",
-    "top_k": "`--rollout-top-k`",
-    "generation_batch_size": "`--rollout-batch-size` (prompts, not responses)",
-    "steps_per_generation": "`--num-steps-per-rollout`",
-    "per_device_train_batch_size": "`--micro-batch-size`, or packed up to `--max-tokens-per-gpu`",
-    "gradient_accumulation_steps": "follows from `--global-batch-size`",
-    "learning_rate": "`--lr`",
-    "max_grad_norm": "`--clip-grad`",
-    "beta": "`--use-kl-loss --kl-loss-coef`",
-    "epsilon": "`--eps-clip`",
-    "epsilon_high": "`--eps-clip-high`",
-    "delta": "`--eps-clip-c`",
-    "loss_type": "`bnpo` and `dapo`: `--calculate-per-token-loss`; `dr_grpo`: `--loss-constant-length`",
-    "scale_rewards": "`--estimator.std-normalization`",
-    "importance_sampling_level": "`sequence`: `--advantage-estimator gspo`",
-    "mask_truncated_completions": "`--rollout-sample-filter-path` with a function that sets `remove_sample`",
-    "sync_ref_model": "`--ref-update-interval`, which copies the weights",
-    "entropy_coef": "`--entropy-coef`",
-    "use_bias_correction_kl": "`--use-unbiased-kl`",
-    "vllm_importance_sampling_correction": "`--use-tis`",
-    "vllm_importance_sampling_cap": "`--tis-threshold`",
-    "off_policy_mask_threshold": "`--off-policy-sequence-delta`",
-    "max_tool_calling_iterations": "`--max-turns`",
-    "use_vllm": "SGLang engines always generate",
-    "num_train_epochs": "`--num-rollout`: epochs x prompts / `--rollout-batch-size`",
-    "save_steps": "`--save-interval`, in rollouts",
-    "eval_steps": "`--eval-interval`, in rollouts",
-    "output_dir": "`--save`, `--save-hf` and `--output-dir`",
-    "report_to": "`--tracker`",
-    "seed": "`--seed` and `--rollout-seed`",
-}
 #: arguments of GRPOTrainer
 TRL_TRAINER = ("model", "reward_funcs", "train_dataset", "eval_dataset", "tools", "peft_config")
-
-#: keys of verl's trainer configuration -> here
-VERL: dict[str, str] = {
-    "actor_rollout_ref.model.path": "`--hf-checkpoint`",
-    "actor_rollout_ref.model.trust_remote_code": "`--trust-remote-code`",
-    "actor_rollout_ref.model.lora_rank": "`--lora-rank` (docs/lora.md)",
-    "actor_rollout_ref.model.lora_alpha": "`--lora-alpha`; its default here is the rank",
-    "actor_rollout_ref.model.target_modules": "`--lora-targets`",
-    "actor_rollout_ref.model.lora_adapter_path": "`--lora-load`",
-    "data.train_files": "`--prompt-data`",
-    "data.val_files": "`--eval-prompt-data`",
-    "data.prompt_key": "`--input-key`",
-    "data.train_batch_size": "`--rollout-batch-size`",
-    "data.max_prompt_length": "`--rollout-max-prompt-len`",
-    "data.max_response_length": "`--rollout-max-response-len`",
-    "data.shuffle": "`--rollout-shuffle`",
-    "actor_rollout_ref.rollout.n": "`--n-samples-per-prompt`",
-    "actor_rollout_ref.rollout.temperature": "`--rollout-temperature`",
-    "actor_rollout_ref.rollout.top_p": "`--rollout-top-p`",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": "`--rollout-num-gpus-per-engine`",
-    "actor_rollout_ref.rollout.gpu_memory_utilization": "`--sglang-mem-fraction-static`",
-    "actor_rollout_ref.actor.ppo_mini_batch_size": "`--global-batch-size`: times `--n-samples-per-prompt`",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "`--max-tokens-per-gpu`",
-    "actor_rollout_ref.actor.clip_ratio": "`--eps-clip`",
-    "actor_rollout_ref.actor.clip_ratio_high": "`--eps-clip-high`",
-    "actor_rollout_ref.actor.clip_ratio_c": "`--eps-clip-c`, which is off by default",
-    "actor_rollout_ref.actor.loss_agg_mode": "`token-mean`: `--calculate-per-token-loss`; default: by sample",
-    "actor_rollout_ref.actor.use_kl_loss": "`--use-kl-loss`",
-    "actor_rollout_ref.actor.kl_loss_coef": "`--kl-loss-coef`",
-    "actor_rollout_ref.actor.kl_loss_type": "`--kl-loss-type`",
-    "actor_rollout_ref.actor.entropy_coeff": "`--entropy-coef`",
-    "actor_rollout_ref.actor.optim.lr": "`--lr`",
-    "critic.optim.lr": "`--critic-lr`",
-    "algorithm.adv_estimator": "`--advantage-estimator`; `gae` is `ppo`",
-    "algorithm.gamma": "`--estimator.gamma`",
-    "algorithm.lam": "`--estimator.lambd`",
-    "algorithm.norm_adv_by_std_in_grpo": "`--estimator.std-normalization`",
-    "algorithm.use_kl_in_reward": "`--kl-coef`",
-    "trainer.total_epochs": "`--num-rollout`: epochs x prompts / `--rollout-batch-size`",
-    "trainer.nnodes": "`--actor-num-nodes`",
-    "trainer.n_gpus_per_node": "`--actor-num-gpus-per-node`",
-    "trainer.save_freq": "`--save-interval`",
-    "trainer.test_freq": "`--eval-interval`",
-    "trainer.default_local_dir": "`--save`",
-    "trainer.experiment_name": "`--run-name`",
-    "trainer.logger": "`--tracker`",
-}
 
 
 def tables() -> dict[str, str]:
@@ -221,8 +130,9 @@ def tables() -> dict[str, str]:
         "refused": _table("flag", "here", {f"`--{name}`": text for name, text in refused.items()}),
         "rewards": _table("`--rm-type`", "here", _coded(original_names()["rewards"])),
         "paths": _table("path", "here", _coded(original_names()["paths"])),
-        "trl": _table("TRL", "here", _coded(TRL)),
-        "verl": _table("verl", "here", _coded(VERL)),
+        "trl": _table("TRL", "here", _coded(original_names()["TRL"])),
+        "verl": _table("verl", "here", _coded(original_names()["verl"])),
+        "openrlhf": _table("OpenRLHF", "here", _coded(original_names()["OpenRLHF"])),
     }
 
 

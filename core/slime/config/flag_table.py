@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 import typing
@@ -17,9 +18,13 @@ from slime.config.sglang_options import sglang_flags
 from slime.config.value_types import Arity, ValueType, type_of
 from slime.errors import did_you_mean
 from slime.registry.kinds import SLOTS, slot_prefixes
-from slime.registry.original_names import instead_of
+from slime.registry.original_names import instead_of, written_here
 
 _OWN = "own"
+#: likeness of a name and a misspelt one, as `difflib` counts, and letters that it may have more or fewer
+_MISSPELT, _LETTERS = 0.85, 2
+#: flags of the command itself
+_COMMAND = ("--dry-run", "--resume")
 #: other spellings of own flags
 _ALIASES = {
     "rm-type": "reward",
@@ -82,9 +87,26 @@ def find_key(target: str, key: str) -> Flag | None:
 
 
 def nearest_flag(name: str) -> str:
-    """` Did you mean --X?` for an unknown name, or an empty string."""
-    flags = [flag for target in _targets(name) for flag in _table(target).values() if not flag.file_only]
-    return did_you_mean(f"--{name}", [flag.spelled for flag in flags])
+    """` Did you mean --X?` for an unknown name, what another framework's option is called here, or an empty string.
+
+    A misspelt name comes first. Of the others, those of slime's own options come before those that are passed on, of
+    which there are hundreds, so that one with any common word would be found: they must begin with the same word.
+    """
+    tables = [_table(target).values() for target in _targets(name)]
+    flags = [flag for table in tables for flag in table if not (flag.file_only or flag.refusal)]
+    names = {_bare(flag.name): flag.spelled for flag in flags}
+    as_long = [one for one in names if abs(len(one) - len(_bare(name))) <= _LETTERS]  # longer ones have further words
+    if near := difflib.get_close_matches(_bare(name), as_long, n=1, cutoff=_MISSPELT):
+        return f" Did you mean {names[near[0]]}?"
+    own = [*_COMMAND, *(flag.spelled for flag in flags if flag.target not in (MEGATRON, SGLANG))]
+    begin = re.split("[-_]", _bare(name))[0] if "-" in name else None
+    alike = [spelled for bare, spelled in names.items() if re.split("[-_]", bare)[0] == begin]
+    return written_here(name) or did_you_mean(f"--{name}", own) or did_you_mean(f"--{name}", alike)
+
+
+def _bare(name: str) -> str:
+    """A name without the prefix that all of SGLang's options have."""
+    return name.removeprefix("sglang-")
 
 
 def flags_of(target: str) -> Iterator[Flag]:
