@@ -87,6 +87,25 @@ def test_a_killed_process_is_noticed_and_reported(child: Callable[[str], Supervi
     process.stop()
 
 
+def test_an_engine_that_sglang_ended_is_not_blamed_for_the_process_that_it_lost(
+    child: Callable[[str], SupervisedProcess],
+) -> None:
+    # As SGLang 0.5 logs it. The driver names the lost process itself if it sees its end first.
+    process = child("""
+        import os, signal
+        print('Subprocess scheduler_0 (pid=17300) crashed with exit code -9. Triggering SIGQUIT for cleanup...')
+        print('kill_process_tree called', flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    process.start()
+    wait_until(lambda: process.poll() is not None)
+    failure = process.failure()
+    assert failure is not None
+    said = "was killed by SIGKILL by SGLang, because its scheduler (pid 17300) was killed by SIGKILL, after "
+    assert said in failure and "by a person" not in failure
+    process.stop()
+
+
 def test_stop_ends_grandchildren_too(child: Callable[[str], SupervisedProcess]) -> None:
     process = child(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).wait()")
     process.start()

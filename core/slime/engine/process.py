@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -14,9 +15,13 @@ from typing import Any, Literal
 
 from slime.errors import DeadlineError, EngineError
 from slime.kit.processes import Child, DirectChild, describe_exit, in_memory_file, kill_group
-from slime.observe.log import log_excerpt
+from slime.observe.log import log_excerpt, log_tail
 
 _POLL_S = 0.05
+#: what SGLang logs before it ends an engine that has lost a process: role, pid, exit status
+_LOST = re.compile(r"Subprocess (scheduler|detokenizer)\w* \(pid=(\d+)\) crashed with exit code (-?\d+)")
+#: it logs little after that
+_LAST_LINES = 20
 
 
 def launch_child(
@@ -110,10 +115,16 @@ class SupervisedProcess(ABC):
             return None
         how = describe_exit(status)
         if status == -signal.SIGKILL:
-            how += " (by a person, by the kernel for lack of memory, or by its own processes after an error)"
+            how += self._why_killed()
         assert self._ended_at is not None
         seconds = self._ended_at - self._started_at
         return f"{self.name} (pid {self._child.pid}) {how} after {seconds:.0f} s. {log_excerpt(self.log_path)}"
+
+    def _why_killed(self) -> str:
+        if lost := _LOST.findall("\n".join(log_tail(self.log_path)[-_LAST_LINES:])):
+            role, pid, status = lost[0]
+            return f" by SGLang, because its {role} (pid {pid}) {describe_exit(int(status))},"
+        return " (by a person, by the kernel for lack of memory, or by its own processes after an error)"
 
     def wait_ready(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
         """Return once the process is ready. `watch` is called meanwhile, and may raise.
