@@ -2,7 +2,8 @@
 
     make quickstart        (or: python examples/quickstart/run.py)
 
-Every `slime train` command is printed before it runs, so you can run it yourself.
+Every `slime train` command is printed before it runs, so you can run it yourself. Flags of `slime train` that follow
+go to both runs: `python examples/quickstart/run.py --num-rollout 3` only shows that everything works.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "common"))
@@ -25,8 +27,11 @@ HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/quickstart")
 
 
-def main() -> int:
-    """Run all steps; the last line is `quickstart: held-out accuracy A -> B, S s, M GiB`."""
+def main(flags: Sequence[str] = ()) -> int:
+    """Run all steps, with these flags of `slime train`.
+
+    The last line is `quickstart: held-out accuracy A -> B, S s, M GiB`.
+    """
     started = time.monotonic()
     memory = PeakMemory().start()
     print("1. a model and a tokenizer from scratch, and arithmetic questions", flush=True)
@@ -38,11 +43,11 @@ def main() -> int:
     for name, count in rows.items():
         print(f"   {WORK}/data/{name}: {count} rows")
     print("\n2. warm start: supervised fine-tuning on a teacher who forgets the carry seven times in ten", flush=True)
-    train(HERE / "warm_start.toml", "quickstart-warm-start")
+    train(HERE / "warm_start.toml", "quickstart-warm-start", flags)
     print("\n3. reinforcement learning: answers are sampled and scored, and good ones become more likely", flush=True)
     # On two cores, two engines of one thread each answer in half of the time that one of two threads takes.
     engines = [] if nvidia_devices() else ["--rollout-num-gpus", "2"]
-    run_dir = train(HERE / "grpo.toml", "quickstart-grpo", engines)
+    run_dir = train(HERE / "grpo.toml", "quickstart-grpo", [*engines, *flags])
     accuracy = curve(run_dir, "eval/held_out")
     print(f"\nrun folder: {run_dir.relative_to(ROOT)}   (curves: report.html; tensorboard --logdir outputs/)")
     seconds, peak = time.monotonic() - started, gibibytes(memory.stop())
@@ -51,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

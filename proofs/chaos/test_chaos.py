@@ -28,6 +28,7 @@ SHORT = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.engine
 def test_a_run_with_faults_trains_every_prompt_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
     faults = [kind for kind in KINDS if kind.name in SHORT]

@@ -28,7 +28,7 @@ def place() -> Iterator[Workplace]:
         yield place
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in NAMES if "```console" in TEXT[name]])
 def test_the_commands_print_what_the_page_shows(name: str, place: Workplace) -> None:
     assert refreshed(TEXT[name], place) == TEXT[name], AGAIN

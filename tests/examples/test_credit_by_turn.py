@@ -25,6 +25,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, site
 
 
+@pytest.mark.nightly
 def test_the_package_passes_the_contract_kit_and_its_tests(installed: tuple[Path, Path]) -> None:
     folder, site = installed
     run_python([*SLIME, "plugins", "check", "credit_by_turn"], folder, PYTHONPATH=str(site))

@@ -296,7 +296,7 @@ def bodies(*, chat: bool) -> st.SearchStrategy[bytes]:
 BODIES = {chat: bodies(chat=chat) for chat in (True, False)}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_request_is_answered_or_refused_with_a_reason() -> None:
     seen = {"answered": 0, "refused": 0}
     server = SessionServer(TOKENIZER)
@@ -321,7 +321,7 @@ def test_every_request_is_answered_or_refused_with_a_reason() -> None:
     assert min(seen.values()) > 1000, seen
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_bytes_make_the_server_fail(caplog: pytest.LogCaptureFixture) -> None:
     start = st.sampled_from([b"", b"POST /v1/completions HTTP/1.1\r\n", b"GET /v1/models HTTP/1.1\r\nHost: a\r\n"])
     lengths = [b"Content-Length: -1\r\n", b"Content-Length: 99999999999999999999\r\n", b"Content-Length: 5\r\n"]

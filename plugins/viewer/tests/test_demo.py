@@ -150,7 +150,7 @@ def test_the_model_is_made_by_one_thread(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert (tmp_path / "model" / "model.safetensors").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_the_reward_rises_and_a_signal_ends_everything(tmp_path: Path) -> None:
