@@ -200,3 +200,17 @@ def refused(dry_run: Slime) -> Callable[..., str]:
         return ended.err.removeprefix("slime: error: ").rstrip("\n")
 
     return message
+
+
+@pytest.fixture
+def words(base_words: list[str]) -> list[str]:
+    return ["train", *base_words, "--num-rollout", "4", "--save-interval", "2"]
+
+
+@pytest.fixture
+def interrupted(slime: Slime, words: list[str], loop: Loop) -> Loop:
+    """After a run named `run` that was interrupted after two rollouts."""
+    loop.saves = 2
+    assert slime(*words, "--run-name", "run").code == 130
+    loop.saves = None
+    return loop

@@ -1,9 +1,8 @@
 """The shards of a Megatron model, and the full Hugging Face tensors on rank 0 that they are gathered into.
 
-A shard is the part of a tensor on one tensor-parallel rank. Tensors are gathered from all ranks a bucket at a time. A
-bucket costs one gather over the ranks of a pipeline stage that share its tensors (the tensor-parallel ranks, or those
-among which experts are divided) and, for later stages, one message to rank 0. Replicated tensors, and ranks that hold
-data- or context-parallel copies, take no part.
+A shard is the part of a tensor on one tensor-parallel rank. Tensors are gathered a bucket at a time: one gather over
+the ranks of a pipeline stage that share them (tensor-parallel ranks, or those among which experts are divided) and, for
+later stages, one message to rank 0. Replicated tensors and ranks that hold copies take no part.
 """
 
 from __future__ import annotations
