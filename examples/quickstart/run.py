@@ -27,6 +27,14 @@ HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/quickstart")
 
 
+def engine_flags(gpus: int) -> list[str]:
+    """Where engines run, on a machine with so many GPUs: on one GPU, engine and trainer take turns.
+
+    Without a GPU, on two cores, two engines of one thread each answer in half of the time that one of two takes.
+    """
+    return {0: ["--rollout-num-gpus", "2"], 1: ["--colocate"]}.get(gpus, [])
+
+
 def main(flags: Sequence[str] = ()) -> int:
     """Run all steps, with these flags of `slime train`.
 
@@ -45,9 +53,7 @@ def main(flags: Sequence[str] = ()) -> int:
     print("\n2. warm start: supervised fine-tuning on a teacher who forgets the carry seven times in ten", flush=True)
     train(HERE / "warm_start.toml", "quickstart-warm-start", flags)
     print("\n3. reinforcement learning: answers are sampled and scored, and good ones become more likely", flush=True)
-    # On two cores, two engines of one thread each answer in half of the time that one of two threads takes.
-    engines = [] if nvidia_devices() else ["--rollout-num-gpus", "2"]
-    run_dir = train(HERE / "grpo.toml", "quickstart-grpo", [*engines, *flags])
+    run_dir = train(HERE / "grpo.toml", "quickstart-grpo", [*engine_flags(nvidia_devices()), *flags])
     accuracy = curve(run_dir, "eval/held_out")
     print(f"\nrun folder: {run_dir.relative_to(ROOT)}   (curves: report.html; tensorboard --logdir outputs/)")
     seconds, peak = time.monotonic() - started, gibibytes(memory.stop())

@@ -45,3 +45,10 @@ def test_reinforcement_learning_more_than_doubles_held_out_accuracy() -> None:
     assert after >= 0.6
     assert after >= 2 * before
     assert (run_dir / "rollouts" / "000017.jsonl").stat().st_size > 0
+
+
+def test_engines_have_a_place_on_machines_with_any_number_of_gpus() -> None:
+    words = [sys.executable, "-c", "import run; print([run.engine_flags(gpus) for gpus in (0, 1, 2, 8)])"]
+    folder = ROOT / "examples" / "quickstart"
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout == "[['--rollout-num-gpus', '2'], ['--colocate'], [], []]\n"

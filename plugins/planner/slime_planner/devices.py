@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -83,6 +85,10 @@ class Packages:
     cuda: str
     #: why TransformerEngine cannot be imported; empty if it can, or is not installed
     transformer_engine: str = ""
+    #: versions of torch for which SGLang's kernels are built, such as ==2.14.1; empty if it does not say
+    kernels_torch: str = ""
+    #: the major version of CUDA for which they are built; empty if it does not say
+    kernels_cuda: str = ""
 
 
 def find_devices() -> Devices:
@@ -106,8 +112,14 @@ def find_packages() -> Packages:
     spec = importlib.util.find_spec("torch")
     version = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8") if spec and spec.origin else ""
     stated = re.search(r"^cuda[^=]*= '([\d.]+)'", version, re.MULTILINE)
+    wanted = [Requirement(text) for text in _requirements("sglang")]
+    named = [name for package in wanted for name in (package.name, *package.extras)]
     return Packages(
-        importlib.metadata.version("torch"), stated[1] if stated else "", _import_problem("transformer_engine.pytorch")
+        importlib.metadata.version("torch"),
+        stated[1] if stated else "",
+        _import_problem("transformer_engine.pytorch"),
+        next((str(package.specifier) for package in wanted if package.name == "torch"), ""),
+        next((found[1] for name in named if (found := re.search(r"(?:^|-)cu(\d+)$", name))), ""),
     )
 
 
@@ -117,6 +129,16 @@ def problems(devices: Devices, packages: Packages) -> Iterator[str]:
         yield (
             f"torch {packages.torch} is built for the CPU alone. Install the packages for GPUs: make clean, then"
             " make install DEVICE=cuda"
+        )
+    elif packages.kernels_torch and not SpecifierSet(packages.kernels_torch).contains(packages.torch, prereleases=True):
+        yield (
+            f"torch {packages.torch} is installed, and SGLang's kernels are built for torch{packages.kernels_torch}."
+            " Install the locked packages: make clean, then make install DEVICE=cuda"
+        )
+    elif packages.kernels_cuda and packages.cuda.split(".")[0] != packages.kernels_cuda:
+        yield (
+            f"torch {packages.torch} is built for CUDA {packages.cuda}, and SGLang's kernels for CUDA"
+            f" {packages.kernels_cuda}. Install the locked packages: make clean, then make install DEVICE=cuda"
         )
     if not devices.driver:
         yield (
@@ -219,6 +241,13 @@ def _who(pid: int) -> str:
         return f"{process.name()} of user {process.username()}"
     except psutil.Error:  # in another container
         return "not visible from here"
+
+
+def _requirements(package: str) -> list[str]:
+    try:
+        return importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
 
 
 def _import_problem(module: str) -> str:

@@ -41,6 +41,12 @@ def fake_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return install
 
 
+def test_the_kernels_that_sglang_brings_say_what_they_are_built_for() -> None:
+    found = find_packages()
+    assert (found.kernels_torch, found.kernels_cuda) == ("==2.14.1", "13")
+    assert [*problems(GOOD, replace(found, torch="2.14.1+cu130", cuda="13.0"))] == []
+
+
 def test_a_machine_without_a_fault_has_no_problem() -> None:
     for visible in (None, "0,1", "1", "GPU-1a"):
         found = replace(GOOD, visible=visible)
@@ -58,6 +64,17 @@ def test_a_machine_without_a_fault_has_no_problem() -> None:
         ),
         (replace(GOOD, driver="520.1"), Packages("2.6.0", "12.4"), "needs driver 525 or later"),
         (GOOD, Packages("2.13.0+cpu", ""), "torch 2.13.0+cpu is built for the CPU alone"),
+        (GOOD, Packages("2.13.0+cpu", "", "", "==2.14.1", "13"), "is built for the CPU alone"),  # said once
+        (
+            GOOD,
+            Packages("2.11.0", "13.0", "", "==2.14.1", "13"),
+            "torch 2.11.0 is installed, and SGLang's kernels are built for torch==2.14.1",
+        ),
+        (
+            GOOD,
+            Packages("2.14.1+cu126", "12.6", "", "==2.14.1", "13"),
+            "torch 2.14.1+cu126 is built for CUDA 12.6, and SGLang's kernels for CUDA 13",
+        ),
         (replace(GOOD, visible=""), PACKAGES, "hides all GPUs. Unset it: 0 (NVIDIA H100 80GB HBM3, 86 GB), 1"),
         (replace(GOOD, visible="-1"), PACKAGES, "hides all GPUs"),
         (replace(GOOD, visible="0,7"), PACKAGES, "there is no GPU 7. This machine has 0 ("),
