@@ -83,6 +83,7 @@ MODES = {
         "tests/integration/test_runs.py::test_supervised_fine_tuning_starts_no_engine_and_lowers_the_loss"
     ),
     "tensor-parallel engines": "tests/engine/test_model_families.py::test_two_ranks_compute_what_transformers_computes",
+    "`--layer-backend fused`": "plugins/fused/tests/test_training.py::test_a_step_of_every_kind_of_model",
     "several machines": None,
 }
 #: row -> the part of `make gpu-proof` whose card fills its column of GPUs; no part shows the other rows

@@ -18,6 +18,7 @@ SHOPS = {
     "slime_planner": ("convert", "model", "folder"),
     "slime_sandbox": (),
     "slime_endpoint": (),
+    "slime_fused": (),
 }
 
 Start = Callable[..., SlimeRun]

@@ -38,6 +38,7 @@ def plan_text(checked: Preflight, of_plugins: Mapping[str, Sequence[str]], notes
         ("evaluation", _evaluation(config) if config.evaluation.eval_interval is not None else []),
         ("processes", _processes(checked)),
         ("devices", [_devices(checked)]),
+        ("layers", [config.layer_backend] if config.names_layers else []),
         *of_plugins.items(),
         ("network", _network(config)),
         ("plugins", _plugins(checked)),

@@ -112,17 +112,12 @@ def kl_loss(config: RunConfig) -> Iterator[str]:
 
 
 def adapters(config: RunConfig) -> Iterator[str]:
-    """Options of adapters that would make log-probs random, and layers that cannot have adapters."""
+    """Options of adapters that would make log-probs random."""
     options = config.lora
     if options.lora_dropout:
         yield (
             f"--lora-dropout {options.lora_dropout} cannot be used: with dropout the trainer's log-probabilities of the"
             " same tokens differ from pass to pass and from the engine's. Drop the flag"
-        )
-    if options.asked and config.megatron.get("transformer_impl") == "transformer_engine":
-        yield (
-            "--transformer-impl transformer_engine excludes adapters (--lora-rank, --lora-load): its layers join norm"
-            " and projection, and an adapter needs what is between them. Drop the flag"
         )
 
 

@@ -25,7 +25,7 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def _cluster(config: RunConfig) -> dict[str, object]:
-    """The device of `auto`, and the engines. --sglang-tp-size also sets --rollout-num-gpus-per-engine."""
+    """The device and layers of `auto`, and the engines. --sglang-tp-size also sets --rollout-num-gpus-per-engine."""
     per_engine = config.cluster.rollout_num_gpus_per_engine
     if "rollout_num_gpus_per_engine" not in config.cluster.model_fields_set:
         per_engine = int(config.sglang.get("tp_size", per_engine))
@@ -33,6 +33,7 @@ def _cluster(config: RunConfig) -> dict[str, object]:
     shared = max(1, config.world_size // per_engine) * per_engine if config.cluster.colocate else per_engine
     return {
         "device": config.device,
+        "layer_backend": config.layer_backend,
         "rollout_num_gpus_per_engine": per_engine,
         "rollout_num_gpus": config.cluster.rollout_num_gpus or shared,
     }

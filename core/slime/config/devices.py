@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from slime.config.layer_backend import MEGATRONS_WORDS, missing_for
 from slime.config.run_config import RunConfig
 
 
@@ -72,4 +73,33 @@ def shared_memory(config: RunConfig) -> Iterator[str]:
         yield (
             "--update-weight-transport distributed cannot be used with --colocate on GPUs: NCCL refuses two processes"
             " on one device. Drop it, or use disk"
+        )
+
+
+def layer_backend(config: RunConfig) -> Iterator[str]:
+    """--layer-backend: layers that this machine cannot compute, or that exclude another option."""
+    chosen, word = config.layer_backend, config.megatron.get("transformer_impl")
+    flag = f"--layer-backend {chosen}" if word is None else f"--transformer-impl {word}"
+    if word is not None and MEGATRONS_WORDS.get(word, chosen) != chosen:
+        yield f"{flag} contradicts --layer-backend {chosen}: they set the same. Drop one of them"
+        return
+    if lacks := missing_for(chosen, on_gpu=config.on_gpu):
+        yield f"{flag} {lacks}"
+    if chosen == "te" and config.lora.asked:
+        yield (
+            f"{flag} excludes adapters (--lora-rank, --lora-load): its layers join norm and projection, and an adapter"
+            " needs what is between them. Drop the flag"
+        )
+    exact = [
+        name
+        for name, on in (
+            ("--deterministic", config.run.deterministic),
+            ("--deterministic-mode", config.megatron.get("deterministic_mode")),
+        )
+        if on
+    ]
+    if chosen == "fused" and exact:
+        yield (
+            f"{exact[0]} excludes {flag}: what is compiled for a micro-batch depends on those before it, and a resumed"
+            " run has seen others. Drop one of them, or use --layer-backend torch"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from slime.config.devices import layer_backend
 from slime.config.installed import known_options
 from slime.config.megatron_effects import stated_options
 from slime.config.run_config import RunConfig
@@ -261,5 +262,6 @@ TRAINER_CHECKS: tuple[Check, ...] = (
     predicting_layers,
     parameter_gather,
     precision,
+    layer_backend,
 )
 MEGATRON_CHECKS: tuple[Check, ...] = (*TRAINER_CHECKS, positions, gpu_only, shared_prompts)

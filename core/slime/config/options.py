@@ -75,6 +75,10 @@ class ClusterOptions(Section):
     """Training and inference share the training devices in turn; each releases its memory while the other works."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto: GPUs if there are any."""
+    layer_backend: Literal["auto", "fused", "te", "torch"] = "auto"
+    """What computes the trainer's layers: kernels that torch.compile fuses, beside FlashAttention where a GPU has it
+    (fused), TransformerEngine (te), or PyTorch's operators (torch); auto: on GPUs te if installed, else fused; on a
+    CPU torch."""
     ray_address: str | None = None
     """Join this Ray cluster instead of starting one."""
     router_port: Port | None = None

@@ -14,6 +14,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from slime.config.eval_options import EvalOptions
+from slime.config.layer_backend import MEGATRONS_WORDS, LayerBackend, choose_layers
 from slime.config.options import (
     AlgorithmOptions,
     ClusterOptions,
@@ -207,6 +208,21 @@ class RunConfig(BaseModel):
     def on_gpu(self) -> bool:
         """Whether the run uses NVIDIA devices."""
         return self.device == "cuda"
+
+    @property
+    def layer_backend(self) -> LayerBackend:
+        """What computes the trainer's layers. `load_config` replaces `auto` by what this machine has."""
+        stated = self.cluster.layer_backend
+        if stated != "auto":
+            return stated
+        named = MEGATRONS_WORDS.get(self.megatron.get("transformer_impl", ""))
+        deterministic = self.run.deterministic or bool(self.megatron.get("deterministic_mode"))
+        return named or choose_layers(on_gpu=self.on_gpu, adapters=self.lora.asked, deterministic=deterministic)
+
+    @property
+    def names_layers(self) -> bool:
+        """Whether the choice of layers is worth a word: on a CPU, PyTorch's are a matter of course."""
+        return self.on_gpu or self.layer_backend != "torch"
 
     @property
     def restarts_engines(self) -> bool:

@@ -220,6 +220,8 @@ class RunObserver:
             f"{rollout.num_rollout} rollouts of {rollout.rollout_batch_size} prompts"
             f" x {rollout.n_samples_per_prompt} samples, ready after {self.seconds:.1f} s"
         )
+        if config.names_layers:
+            description += f", layers: {config.layer_backend}"
         with self._sink("terminal"):
             self.terminal.say(("run ", "dim"), (str(run_dir), "bold"), (f"  {description}", "dim"))
         self._call_plugins("slime_run_started", run_dir=run_dir, config=config)

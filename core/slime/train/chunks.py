@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -63,6 +63,8 @@ def build_chunks(settings: TrainSettings, device: torch.device, model: Callable[
             spec = settings.layer_specs(spec, transformer, transformer_engine=settings.use_transformer_engine)
         if settings.post_norms:
             _add_post_norms(spec)
+        if settings.fused is not None:
+            replace_modules(spec, settings.fused.modules)
         stage_of = {"ignore_virtual": stage is None, "vp_stage": stage}
         chunk = model(
             transformer,
@@ -121,7 +123,7 @@ def wrap_chunks(settings: TrainSettings, chunks: list[Any]) -> list[Any]:
     ]
 
 
-def replace_modules(spec: Any, replacements: dict[type, type]) -> Any:
+def replace_modules(spec: Any, replacements: Mapping[type, type]) -> Any:
     """Replace module classes anywhere in a tree of ModuleSpecs and submodule dataclasses, in place; returns it."""
     if isinstance(spec, list):
         for item in spec:

@@ -1,7 +1,8 @@
 """Layers where TransformerEngine is not installed: norms, rotary embeddings and linear layers in place of Megatron's.
 
 Megatron's local modules assert against sequence parallelism or packed sequences, or compute wrong gradients. With
-TransformerEngine its modules are used instead, except for rotary embeddings and norms behind a layer.
+TransformerEngine its modules are used instead, except for rotary embeddings and norms behind a layer. With fused layers
+(`FusedLayers`) what computes is in a package beside the kernel.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +41,18 @@ def repair_without_transformer_engine() -> None:
     routers.__dict__.setdefault("te_general_gemm", None)
 
 
+@dataclass(frozen=True)
+class FusedLayers:
+    """What the package of fused layers computes in place of slime's own."""
+
+    #: modules here -> those that compute the same
+    modules: Mapping[type, type]
+    #: in place of `turn`
+    turn: Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+    #: in place of `slime.train.output_layer.Softmax`
+    softmax: type
+
+
 class Norm(torch.nn.Module):
     """RMSNorm or LayerNorm by `config.normalization`, with Megatron's marks for sequence parallelism.
 
@@ -61,11 +76,15 @@ class Norm(torch.nn.Module):
         """x [..., hidden] -> [..., hidden]"""
         weight = self.weight + 1 if self.zero_centered else self.weight
         if self.bias is None:
-            if not x.is_cuda:
-                return rms_norm(x, weight, self.eps)
-            normed: Tensor = F.rms_norm(x, self.shape, weight, self.eps)
-            return normed
+            return self.rms_norm(x, weight)
         return F.layer_norm(x, self.shape, weight, self.bias, self.eps)
+
+    def rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`x` normalised and multiplied by `weight` [hidden]."""
+        if not x.is_cuda:
+            return rms_norm(x, weight, self.eps)
+        normed: Tensor = F.rms_norm(x, self.shape, weight, self.eps)
+        return normed
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -128,9 +147,11 @@ class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]  # Megat
     For model families that normalise what attention and feed-forward network add to the residual stream.
     """
 
+    norm: type[Norm] = Norm
+
     def __init__(self, input_size: int, output_size: int, *, config: Any, **keywords: Any) -> None:
         super().__init__(input_size, output_size, config=config, **keywords)
-        self.post_norm = Norm(config, output_size, config.layernorm_epsilon)
+        self.post_norm = self.norm(config, output_size, config.layernorm_epsilon)
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         """x [..., in / tp] -> (normalised [..., out], no bias)"""
@@ -153,59 +174,10 @@ def packed_positions(cu_seqlens: Tensor, cp_size: int, cp_rank: int) -> Tensor:
     return torch.where(offset < chunk, offset + cp_rank * chunk, offset - chunk + (2 * cp_size - 1 - cp_rank) * chunk)
 
 
-def rotary_thd(
-    t: Tensor,
-    cu_seqlens: Tensor,
-    freqs: Tensor,
-    rotary_interleaved: bool = False,
-    multi_latent_attention: bool = False,
-    mscale: float = 1.0,
-    cp_group: dist.ProcessGroup | None = None,
-) -> Tensor:
-    """Rotate queries or keys by their positions; replaces Megatron's function with this signature.
-
-    Args:
-        t: [T, heads, D] queries or keys.
-        cu_seqlens: [n + 1] 0 and the ends of the whole sequences.
-        freqs: [longest, 1, 1, R] angles, R <= D: halves repeated, or each twice in a row if interleaved.
-        rotary_interleaved: Neighbours are rotated together instead of entries of the two halves.
-        multi_latent_attention: Neighbours are rotated together too, and the result has them in two halves.
-        mscale: Factor of the result, of models whose context was extended.
-        cp_group: Context-parallel ranks.
-
-    Returns:
-        t [T, heads, D], the first R entries of each head rotated.
-    """
-    rotated = freqs.size(-1)
-    # Queries and keys of all layers use the same tables: they are kept with the micro-batch, for the last angles.
-    made_for = (rotary_interleaved, mscale, t.dtype)
-    known = getattr(cu_seqlens, "slime_rotary_tables", None)
-    if known is None or known[0] is not freqs or known[1] != made_for:
-        # Of sequences that do not all begin at position 0. Megatron passes on only this tensor.
-        positions = getattr(cu_seqlens, "slime_positions", None)
-        ranks = (1, 0) if cp_group is None else (cp_group.size(), cp_group.rank())
-        positions = packed_positions(cu_seqlens, *ranks) if positions is None else positions
-        known = freqs, made_for, _rotary_tables(freqs, positions, *made_for)
-        cu_seqlens.slime_rotary_tables = known  # type: ignore[attr-defined]  # lives as long as the micro-batch
-    cos, sin = known[2]
-    part = t if rotated == t.size(-1) else t[..., :rotated]
-    if multi_latent_attention:
-        part = torch.cat((part[..., ::2], part[..., 1::2]), dim=-1)
-    turned: Tensor = _Rotate.apply(part, cos, sin, rotary_interleaved)  # type: ignore[no-untyped-call]  # torch does not type it
-    return turned if rotated == t.size(-1) else torch.cat((turned, t[..., rotated:]), dim=-1)
-
-
-def _rotary_tables(
-    freqs: Tensor, positions: Tensor, interleaved: bool, mscale: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """[T, 1, R] cosines, and sines with the sign of the partner that they multiply."""
-    angles = freqs.view(freqs.size(0), 1, -1)
-    cos, sin = angles.cos(), angles.sin()
-    if mscale != 1.0:
-        cos, sin = cos * mscale, sin * mscale
-    # rotate((a, b)) = (-b, a) times sin is (b, a) times (-sin, sin), which saves one pass over t.
-    (sin[..., ::2] if interleaved else sin[..., : angles.size(-1) // 2]).neg_()
-    return cos.to(dtype).index_select(0, positions), sin.to(dtype).index_select(0, positions)
+def turn(t: Tensor, cos: Tensor, signed_sin: Tensor, neighbours: bool) -> Tensor:
+    """t cos + swap(t) sin: t [T, heads, R] by the tables [T, 1, R] of `_rotary_tables`."""
+    turned: Tensor = _Rotate.apply(t, cos, signed_sin, neighbours)  # type: ignore[no-untyped-call]  # torch does not type it
+    return turned
 
 
 class _Rotate(torch.autograd.Function):
@@ -231,9 +203,67 @@ def _swap(t: Tensor, neighbours: bool) -> Tensor:
     return torch.cat((second, first), dim=-1)
 
 
-def install_rotary() -> None:
+def rotary_thd(
+    t: Tensor,
+    cu_seqlens: Tensor,
+    freqs: Tensor,
+    rotary_interleaved: bool = False,
+    multi_latent_attention: bool = False,
+    mscale: float = 1.0,
+    cp_group: dist.ProcessGroup | None = None,
+    *,
+    turn: Callable[[Tensor, Tensor, Tensor, bool], Tensor] = turn,
+) -> Tensor:
+    """Rotate queries or keys by their positions; replaces Megatron's function with this signature.
+
+    Args:
+        t: [T, heads, D] queries or keys.
+        cu_seqlens: [n + 1] 0 and the ends of the whole sequences.
+        freqs: [longest, 1, 1, R] angles, R <= D: halves repeated, or each twice in a row if interleaved.
+        rotary_interleaved: Neighbours are rotated together instead of entries of the two halves.
+        multi_latent_attention: Neighbours are rotated together too, and the result has them in two halves.
+        mscale: Factor of the result, of models whose context was extended.
+        cp_group: Context-parallel ranks.
+        turn: Turns them by the tables.
+
+    Returns:
+        t [T, heads, D], the first R entries of each head rotated.
+    """
+    rotated = freqs.size(-1)
+    # Queries and keys of all layers use the same tables: they are kept with the micro-batch, for the last angles.
+    made_for = (rotary_interleaved, mscale, t.dtype)
+    known = getattr(cu_seqlens, "slime_rotary_tables", None)
+    if known is None or known[0] is not freqs or known[1] != made_for:
+        # Of sequences that do not all begin at position 0. Megatron passes on only this tensor.
+        positions = getattr(cu_seqlens, "slime_positions", None)
+        ranks = (1, 0) if cp_group is None else (cp_group.size(), cp_group.rank())
+        positions = packed_positions(cu_seqlens, *ranks) if positions is None else positions
+        known = freqs, made_for, _rotary_tables(freqs, positions, *made_for)
+        cu_seqlens.slime_rotary_tables = known  # type: ignore[attr-defined]  # lives as long as the micro-batch
+    cos, sin = known[2]
+    part = t if rotated == t.size(-1) else t[..., :rotated]
+    if multi_latent_attention:
+        part = torch.cat((part[..., ::2], part[..., 1::2]), dim=-1)
+    turned = turn(part, cos, sin, rotary_interleaved)
+    return turned if rotated == t.size(-1) else torch.cat((turned, t[..., rotated:]), dim=-1)
+
+
+def _rotary_tables(
+    freqs: Tensor, positions: Tensor, interleaved: bool, mscale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """[T, 1, R] cosines, and sines with the sign of the partner that they multiply."""
+    angles = freqs.view(freqs.size(0), 1, -1)
+    cos, sin = angles.cos(), angles.sin()
+    if mscale != 1.0:
+        cos, sin = cos * mscale, sin * mscale
+    # rotate((a, b)) = (-b, a) times sin is (b, a) times (-sin, sin), which saves one pass over t.
+    (sin[..., ::2] if interleaved else sin[..., : angles.size(-1) // 2]).neg_()
+    return cos.to(dtype).index_select(0, positions), sin.to(dtype).index_select(0, positions)
+
+
+def install_rotary(turned_by: Callable[[Tensor, Tensor, Tensor, bool], Tensor] = turn) -> None:
     """Use `rotary_thd` wherever Megatron does not call a fused kernel.
 
     Megatron's own form slices its tables sequence by sequence in Python.
     """
-    rope_utils._apply_rotary_pos_emb_thd = rotary_thd
+    rope_utils._apply_rotary_pos_emb_thd = partial(rotary_thd, turn=turned_by)

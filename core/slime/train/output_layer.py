@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -27,14 +27,15 @@ from slime.train.schedule import TokenHead
 from slime.train.settings import TrainSettings
 
 #: used as minus infinity in columns that pad the vocabulary: exp gives 0, and products with 0 stay finite
-_NEVER = -1e30
+NEVER = -1e30
 
 
 class PolicyModel(GPTModel):  # type: ignore[misc]  # Megatron is untyped
     """A GPTModel that ends before its output layer: it returns hidden states, from which `scores` computes."""
 
-    def __init__(self, *args: Any, **keywords: Any) -> None:
+    def __init__(self, *args: Any, softmax: type[Softmax] | None = None, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
+        self._softmax = softmax
         self._gathers = bool(self.post_process and self.output_layer.sequence_parallel)
         if self._gathers:
             # Rows are chosen from the whole sequence, so it is gathered before, and the layer sums its input's
@@ -79,6 +80,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]  # Megatron is untyped
             temperature=temperature,
             vocab_size=vocab_size,
             group=group,
+            softmax=self._softmax,
         )
 
 
@@ -137,6 +139,7 @@ def chunked_scores(
     temperature: float,
     vocab_size: int,
     group: dist.ProcessGroup | None,
+    softmax: type[Softmax] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`log_probs_and_entropy` of the layer's output, of which at most `CHUNK_ELEMENTS` exist at a time.
 
@@ -150,13 +153,16 @@ def chunked_scores(
         temperature: See there.
         vocab_size: See there.
         group: See there.
+        softmax: See there.
     """
     step = max(1, CHUNK_ELEMENTS // weight.size(0))
     if hidden.size(0) <= step:
         logits = layer(hidden, weight=weight)[0].squeeze(1)  # an index would copy the gradient
-        return log_probs_and_entropy(logits, targets, temperature=temperature, vocab_size=vocab_size, group=group)
-    softmax = _Softmax.of(targets, weight.size(0), temperature, vocab_size, group, PIECE_ELEMENTS)
-    log_probs, entropy = _ChunkedScores.apply(hidden, weight, layer, softmax, step)  # type: ignore[no-untyped-call]  # torch does not type it
+        return log_probs_and_entropy(
+            logits, targets, temperature=temperature, vocab_size=vocab_size, group=group, softmax=softmax
+        )
+    rows = (softmax or Softmax).of(targets, weight.size(0), temperature, vocab_size, group, PIECE_ELEMENTS)
+    log_probs, entropy = _ChunkedScores.apply(hidden, weight, layer, rows, step)  # type: ignore[no-untyped-call]  # torch does not type it
     return log_probs, entropy
 
 
@@ -170,7 +176,7 @@ class _ChunkedScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, layer: Any, softmax: _Softmax, step: int
+        ctx: Any, hidden: Tensor, weight: Tensor, layer: Any, softmax: Softmax, step: int
     ) -> tuple[Tensor, Tensor]:
         sums = torch.empty(4, hidden.size(0), dtype=torch.float32, device=hidden.device)
         for rows in _parts(hidden.size(0), step):
@@ -216,6 +222,7 @@ def log_probs_and_entropy(
     vocab_size: int,
     group: dist.ProcessGroup | None = None,
     piece_elements: int = PIECE_ELEMENTS,
+    softmax: type[Softmax] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log p(targets[i] | logits[i]) and the entropy of that distribution, in nats.
 
@@ -228,13 +235,14 @@ def log_probs_and_entropy(
         vocab_size: The whole vocabulary without padding; later columns have probability 0.
         group: Tensor-parallel group; None if `logits` has the whole vocabulary.
         piece_elements: How many elements of logits are worked on at a time.
+        softmax: What computes, `Softmax` or a class derived from it.
 
     Returns:
         ([R], [R]) float32, equal on all ranks of `group` and differentiable in `logits`; the gradient each rank gets
         is that of its own part.
     """
-    softmax = _Softmax.of(targets, logits.size(1), temperature, vocab_size, group, piece_elements)
-    log_probs, entropy = _LogProbsAndEntropy.apply(logits, softmax)  # type: ignore[no-untyped-call]  # torch does not type it
+    rows = (softmax or Softmax).of(targets, logits.size(1), temperature, vocab_size, group, piece_elements)
+    log_probs, entropy = _LogProbsAndEntropy.apply(logits, rows)  # type: ignore[no-untyped-call]  # torch does not type it
     return log_probs, entropy
 
 
@@ -242,10 +250,10 @@ class _LogProbsAndEntropy(torch.autograd.Function):
     """If the logits are one piece, what the gradient needs of them is kept; otherwise it is computed again."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, softmax: _Softmax) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, softmax: Softmax) -> tuple[Tensor, Tensor]:
         rows = slice(0, logits.size(0))
         kept: tuple[Tensor, ...]
-        if logits.numel() <= softmax.piece_elements:
+        if softmax.keeps and logits.numel() <= softmax.piece_elements:
             sums, z, weights = softmax.piece(logits, rows)
             log_probs, entropy, log_z = softmax.scores(sums)
             kept = z, weights, sums[0] - log_z
@@ -282,7 +290,7 @@ def _pieces(rows: int, columns: int, piece_elements: int) -> Iterator[slice]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Softmax:
+class Softmax:
     """Softmax over a vocabulary whose columns are divided among the ranks of a group, and a target for each row."""
 
     local: Tensor  #: [R] int64, the target's number among this rank's columns; any if it is not among them
@@ -291,6 +299,8 @@ class _Softmax:
     temperature: float
     group: dist.ProcessGroup | None  #: None if this rank has all columns
     piece_elements: int
+    #: whether logits of one piece are better kept as float32 numbers than computed from again
+    keeps: ClassVar[bool] = True
 
     @classmethod
     def of(
@@ -301,7 +311,7 @@ class _Softmax:
         vocab_size: int,
         group: dist.ProcessGroup | None,
         piece_elements: int,
-    ) -> _Softmax:
+    ) -> Softmax:
         """Of this rank, which has so many columns."""
         divided = group if group is not None and group.size() > 1 else None
         first = 0 if divided is None else divided.rank() * columns
@@ -321,7 +331,7 @@ class _Softmax:
     def piece(self, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """The sums [4, r] of these rows as of `add_sums`, z - m [r, V / tp] and its exponential."""
         m = logits[:, : self.valid].amax(-1).float() / self.temperature if self.valid > 0 else None
-        m = logits.new_full((logits.size(0),), _NEVER, dtype=torch.float32) if m is None else m
+        m = logits.new_full((logits.size(0),), NEVER, dtype=torch.float32) if m is None else m
         z = self._scaled(logits, m)
         weights = z.exp()
         t = z.gather(-1, self.local[rows].unsqueeze(-1)).squeeze(-1)
@@ -379,5 +389,5 @@ class _Softmax:
             logits.float() if self.temperature == 1.0 else logits.float() / self.temperature, shift.unsqueeze(-1)
         )
         if self.valid < z.size(-1):
-            z[:, max(self.valid, 0) :] = _NEVER
+            z[:, max(self.valid, 0) :] = NEVER
         return z

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,6 +113,8 @@ class MegatronRank:
             predicting = FurtherLayers(self._trained.predicting.count, scale=scale, vocab_size=settings.vocab_size)
             features.append(predicting)
             model = predicting.model
+        if settings.fused is not None:
+            model = partial(model, softmax=settings.fused.softmax)
         chunks = build_chunks(settings, self._device, model)
         for feature in features:
             feature.build(chunks)

@@ -8,7 +8,6 @@ losses that Megatron does not rescale (`calculate_per_token_loss`).
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ from slime.config.assemble import stop_on
 from slime.config.megatron_checks import TRAINER_CHECKS, layout_problems, needs_sequence_parallel
 from slime.errors import ConfigError, did_you_mean
 from slime.plugin.architecture import Architecture
-from slime.train.layers import install_rotary
+from slime.shops import import_shop
+from slime.train.layers import FusedLayers, install_rotary
 from slime.weights.stated_model import contradictions, flag_of, stated_model
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class TrainSettings:
     optimizer: OptimizerConfig
     ddp: DistributedDataParallelConfig
     use_transformer_engine: bool
+    #: what fused layers have in place of slime's own
+    fused: FusedLayers | None = None
     #: whether what attention and feed-forward network add to the hidden state is normalised
     post_norms: bool = False
     #: replaces modules in Megatron's specs: (spec, transformer, *, transformer_engine) -> spec; of some model families
@@ -100,11 +102,15 @@ def train_settings(
         raise ConfigError(
             "--share-prompts has no effect: the model's family has modules of its own (`layer_specs`). Drop the flag."
         )
-    use_te = _use_transformer_engine(config, stated)
+    use_te = config.layer_backend == "te"
     if not config.on_gpu:
         stated |= {name: value for name, value in _CPU_OFF.items() if name in stated}
     half = torch.bfloat16 if stated.get("bf16") else torch.float16 if stated.get("fp16") else None
     transformer = _transformer(config, stated, shape, gpt, half, use_te)
+    fused: FusedLayers | None = None
+    if config.layer_backend == "fused":
+        fused = import_shop("slime_fused.layers", "--layer-backend fused").install()
+    install_rotary(*() if fused is None else (fused.turn,))
     distributed_optimizer = _distributed_optimizer(stated)
     optimizer_fields = {
         "min_lr": 0.0,
@@ -122,6 +128,7 @@ def train_settings(
         optimizer=_build(OptimizerConfig, optimizer_fields),
         ddp=_build(DistributedDataParallelConfig, ddp_fields),
         use_transformer_engine=use_te,
+        fused=fused,
         post_norms=model is not None and model.post_norms,
         layer_specs=layer_specs,
     )
@@ -198,11 +205,14 @@ def _transformer(
         "bf16": half is torch.bfloat16,
         "fp16": half is torch.float16,
     }
+    silu = activation == "silu" and bool(fields.get("gated_linear_unit"))
     if not config.on_gpu:
         fields["use_cpu_initialization"] = True
         # Two fused forms are faster here too: the platform has some in place of Megatron's CUDA extension and compiler.
         fields = {"gradient_accumulation_fusion": True} | fields
-        fields["bias_activation_fusion"] = activation == "silu" and bool(fields.get("gated_linear_unit"))
+        fields["bias_activation_fusion"] = silu
+    elif config.layer_backend == "fused":
+        fields = {"bias_activation_fusion": silu} | fields
     if not use_te:
         fields["moe_grouped_gemm"] = False  # the form without TransformerEngine needs one more package
     if kind is MLATransformerConfig:
@@ -210,7 +220,6 @@ def _transformer(
         fields = {name: gpt[name] for name in ("rotary_base", "rotary_percent")} | fields
         if fields.get("rope_type") == "rope":
             fields["rotary_scaling_factor"] = 1.0  # Megatron would scale attention by a YaRN factor all the same
-    install_rotary()
     return _build(kind, fields)
 
 
@@ -237,18 +246,6 @@ def _layout(stated: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, An
         # and with micro-batches of different length it crashes.
         fields |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     return fields
-
-
-def _use_transformer_engine(config: RunConfig, stated: Mapping[str, Any]) -> bool:
-    wanted = stated.get("transformer_impl")
-    installed = importlib.util.find_spec("transformer_engine") is not None
-    if wanted == "transformer_engine" and config.on_gpu and not installed:
-        raise ConfigError(
-            "--transformer-impl transformer_engine: the package transformer_engine is not installed."
-            " Drop the flag, or build TransformerEngine for this PyTorch: no release of it has a wheel."
-        )
-    # An adapter's input is what TransformerEngine keeps inside a layer: the output of the norm before a projection.
-    return config.on_gpu and installed and wanted != "local" and not config.lora.asked
 
 
 def _distributed_optimizer(stated: Mapping[str, Any]) -> bool:

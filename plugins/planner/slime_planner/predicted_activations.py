@@ -221,8 +221,9 @@ class _Rank:
             experts=int(stated.get("expert_tensor_parallel_size") or tensor),
             context=int(stated.get("context_parallel_size", 1)),
             longest=micro_batch.longest,
-            stock=config.on_gpu and stated.get("transformer_impl") != "local",
-            fused=silu and bool(not config.on_gpu or stated.get("bias_activation_fusion")),
+            stock=config.layer_backend == "te",
+            fused=silu
+            and (not config.on_gpu or config.layer_backend == "fused" or bool(stated.get("bias_activation_fusion"))),
         )
 
     def number(self, name: str, default: int = 0) -> int:

@@ -1,0 +1,56 @@
+"""What computes the trainer's layers, and what each choice needs of the machine; torch is not imported to find out."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import Literal
+
+LayerBackend = Literal["fused", "te", "torch"]
+
+#: Megatron's words for two of them (--transformer-impl)
+MEGATRONS_WORDS: dict[str, LayerBackend] = {"transformer_engine": "te", "local": "torch"}
+
+
+def choose_layers(*, on_gpu: bool, adapters: bool, deterministic: bool) -> LayerBackend:
+    """The choice of a run that states none. On a CPU nothing is fused: compiling takes longer than small models train.
+
+    Args:
+        on_gpu: Whether the run is on NVIDIA devices.
+        adapters: Whether it trains adapters.
+        deterministic: Whether its numbers must be the same to the bit each time.
+    """
+    if not on_gpu:
+        return "torch"
+    if not adapters and missing_for("te", on_gpu=True) is None:
+        return "te"
+    return "torch" if deterministic or missing_for("fused", on_gpu=True) is not None else "fused"
+
+
+def missing_for(layers: str, *, on_gpu: bool) -> str | None:
+    """What a choice lacks on this machine, to be read after its flag; None if nothing.
+
+    Args:
+        layers: The choice.
+        on_gpu: Whether the run is on NVIDIA devices.
+    """
+    if layers == "te" and not on_gpu:
+        return "needs a GPU, and this run is on CPU (--device). Drop it"
+    if layers == "te" and importlib.util.find_spec("transformer_engine") is None:
+        return (
+            "needs the package transformer_engine, which is not installed. Drop it, or build TransformerEngine for this"
+            " PyTorch: no release of it has a wheel"
+        )
+    if layers != "fused":
+        return None
+    if importlib.util.find_spec("slime_fused") is None:
+        return "needs the package slime_fused, which is not installed. Install slime-rl again, with all of its packages"
+    if on_gpu and importlib.util.find_spec("triton") is None:
+        return "needs the package triton, which PyTorch for GPUs brings and this one does not. Install that, or drop it"
+    # torch compiles C++ on a CPU, and Triton its launchers on a GPU.
+    name, usual = ("CC", ("gcc", "clang")) if on_gpu else ("CXX", ("g++",))
+    compilers = [os.environ[name]] if os.environ.get(name) else list(usual)
+    if not any(shutil.which(compiler.split()[0]) for compiler in compilers):
+        return f"needs a compiler, and {' or '.join(compilers)} is not found. Install g++, or drop it"
+    return None
