@@ -58,7 +58,11 @@ def test_without_an_answer_the_run_is_not_refused(
     ("option", "value", "said"),
     [
         ("tokenizer-path", "/no/tokenizer", "a file or folder that exists"),
-        ("tokenizer-path", "tokenizer", "a file or folder that exists"),
+        ("tokenizer-path", "./tokenizer", "a file or folder that exists"),
+        ("tokenizer-path", "tokenizer/", "a file or folder that exists"),
+        ("tokenizer-path", "~/tokenizer", "a file or folder that exists"),
+        ("tokenizer-path", "models/llama/tokenizer", "a file or folder that exists"),
+        ("speculative-draft-model-path", "../draft", "a file or folder that exists"),
         ("quantization-param-path", "/no/scales.json", "a file or folder that exists"),
         ("pdmux-config-path", "no/config.yaml", "a file or folder that exists"),
         ("speculative-draft-model-path", "/no/draft", "a file or folder that exists"),
@@ -112,6 +116,23 @@ def test_files_json_and_names_at_the_hub_are_taken(
     ended = slime("train", *base_words, *words, "--dry-run")
     assert ended.code == 0, ended.err
     assert "organisation/tokenizer" in asked
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("tokenizer-path", "gpt2"),
+        ("tokenizer-path", "openai-community/gpt2"),
+        ("tokenizer-path", "Qwen2.5-0.5B_x"),
+        ("speculative-draft-model-path", "gpt2"),
+        ("lora-paths", "one=adapter"),
+    ],
+)
+def test_names_at_the_hub_have_one_word_or_two(
+    slime: Slime, base_words: list[str], monkeypatch: pytest.MonkeyPatch, option: str, value: str
+) -> None:
+    monkeypatch.setattr("subprocess.run", lambda words, **_: subprocess.CompletedProcess(words, 0, stdout="[]\n"))
+    assert slime("train", *base_words, f"--sglang-{option}", value, "--dry-run").code == 0
 
 
 def test_engines_have_the_weights_that_are_trained(

@@ -198,6 +198,7 @@ def look(
         jobs, whole = _jobs(reader)
         facts.names = reader.names()
         labels: dict[int, str | None] = {}
+        first_bad = ""
         ids: set[str | int] = set()
         work = Work([reader], tokenizer if limit else None, prompts.form, limit or None)
         for drawn in (one for job in jobs for one in work.perform(job)):
@@ -227,6 +228,7 @@ def look(
                 facts.overlong += 1
             elif not row.overlong and facts.bad < (prompts.max_bad_rows or 0):
                 facts.bad += 1
+                first_bad = first_bad or f". The first: {reader.where(drawn.position)}{row.reason}"
             else:
                 limit_of_bad = None if row.overlong else prompts.max_bad_rows
                 raise bad_row_error(f"{reader.where(drawn.position)}{row.reason}", facts.bad + 1, limit_of_bad)
@@ -235,7 +237,7 @@ def look(
         if facts.rows == facts.bad + facts.overlong:
             raise DataError(
                 f"{source} has no rows that can be used: {facts.bad} are bad, and {facts.overlong} over the limit of"
-                f" {limit} tokens"
+                f" {limit} tokens{first_bad}"
             )
         if not whole:
             facts.sampled = facts.rows

@@ -122,9 +122,16 @@ def _path_in(adapter: Any) -> Any:
 
 def _on_the_hub(text: str, description: str) -> bool:
     """Whether a server may find a tokenizer, a draft model or an adapter at the Hugging Face Hub, or in a bucket."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
     if "://" in text:
         return True
-    return bool(re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)+", text) and re.search("tokenizer|draft|LoRA", description))
+    try:
+        validate_repo_id(text)
+    except HFValidationError:
+        return False
+    return re.search("tokenizer|draft|LoRA", description) is not None
 
 
 def _flag(key: str) -> Flag:

@@ -20,6 +20,7 @@ from slime.config.learning_rate import learning_rate_problems
 from slime.config.megatron_checks import layout_problems
 from slime.errors import CheckpointError, ConfigError, SlimeError
 from slime.kit.readers.light_tokenizer import LightTokenizer
+from slime.kit.readers.tokenize import template_error
 from slime.plugin.architecture import Architecture
 from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problems, weight_names
 from slime.weights.hf_config import read_hf_config, read_json, read_tokenizer, tokenizer_code
@@ -39,7 +40,7 @@ _CHECKED = ("optimizer", "moe_router_load_balancing_type")
 #: tokens that a note names
 _NAMED = 3
 #: a name on the Hugging Face Hub
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
+_HUB_NAME = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*", re.ASCII)
 #: where scripts/models/*.sh look for models; nobody's name on the Hub, which uses it itself
 _SCRIPTS_FOLDER = "models"
 
@@ -402,13 +403,28 @@ def load_tokenizer(folder: Path, *, with_template: bool, trust_remote_code: bool
         if (folder / "tokenizer.json").is_file() and tokenizer_code(folder) is None:
             with contextlib.suppress(jinja2.TemplateSyntaxError):
                 return _light_tokenizer(folder, with_template=with_template)
-        return read_tokenizer(folder, trust_remote_code=trust_remote_code)
+        tokenizer = read_tokenizer(folder, trust_remote_code=trust_remote_code)
+        if with_template and getattr(tokenizer, "chat_template", None):
+            _require_template(tokenizer)
+        return tokenizer
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
             f"the tokenizer in {folder} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
+
+
+def _require_template(tokenizer: Any) -> None:
+    """Raise `ConfigError` for a template that is no Jinja, by which no row could be used."""
+    import jinja2
+
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"the chat template cannot be read: {template_error(tokenizer, error)}") from error
+    except Exception:  # noqa: BLE001 - it may refuse this chat; those of the data are tried later
+        return
 
 
 def _light_tokenizer(folder: Path, *, with_template: bool) -> LightTokenizer:
@@ -419,7 +435,7 @@ def _light_tokenizer(folder: Path, *, with_template: bool) -> LightTokenizer:
     stated = {name: config[name] for name in _SPECIAL_TOKENS if config.get(name) is not None}
     special = {name: str(token["content"] if isinstance(token, dict) else token) for name, token in stated.items()}
     template = _chat_template(folder, config) if with_template else None
-    return LightTokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")), template, special)
+    return LightTokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")), template, special, str(folder))
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from slime.cli.preflight_model import ModelFacts
 from slime.config import RunConfig
 from slime.errors import ConfigError, SlimeError, did_you_mean, one_line
 from slime.kit.chat import ChatTemplate, end_tokens
+from slime.kit.readers.light_tokenizer import template_environment
 from slime.kit.readers.rows import PromptRow
 from slime.plugin import Context, Generation, Sample, SamplingParams
 from slime.registry.resolve import Resolved
@@ -87,7 +88,15 @@ def _template_notes(config: RunConfig, tokenizer: Any) -> Iterator[str]:
     """Variables that the chat template never reads."""
     given, template = config.data.apply_chat_template_kwargs, getattr(tokenizer, "chat_template", None)
     # A tokenizer that is code in the model folder may read variables itself.
-    if not given or not isinstance(template, str) or type(tokenizer).__module__.startswith("transformers_modules."):
+    if not isinstance(template, str) or type(tokenizer).__module__.startswith("transformers_modules."):
+        return
+    if config.data.apply_chat_template:
+        for what, line in _unknown_names(template, given):
+            yield (
+                f"the chat template of {config.checkpoint.hf_checkpoint} uses {what} in its line {line}, which does not"
+                " exist: prompts that reach it are refused"
+            )
+    if not given:
         return
     words = set(re.findall(r"[^\W\d]\w*", template))
     for name in given:
@@ -98,6 +107,27 @@ def _template_notes(config: RunConfig, tokenizer: Any) -> Iterator[str]:
                 f"--apply-chat-template-kwargs: the chat template of {config.checkpoint.hf_checkpoint} never reads"
                 f" {name!r}, so it changes nothing; {known}.{did_you_mean(name, read)}"
             )
+
+
+def _unknown_names(template: str, given: Collection[str]) -> Iterator[tuple[str, int]]:
+    """Filters, tests and functions that a template uses and nobody defines, each with its line."""
+    from jinja2 import TemplateSyntaxError, meta, nodes
+
+    environment = template_environment()
+    try:
+        parsed = environment.parse(template)
+    except TemplateSyntaxError:  # tags that only transformers has
+        return
+    for found in parsed.find_all((nodes.Filter, nodes.Test)):
+        there = environment.filters if isinstance(found, nodes.Filter) else environment.tests
+        if found.name not in there:
+            yield f"the {type(found).__name__.lower()} {found.name!r}", found.lineno
+    undefined = meta.find_undeclared_variables(parsed) - environment.globals.keys() - set(given)
+    # A template may ask whether it has a function.
+    asked = {one.node.name for one in parsed.find_all(nodes.Test) if isinstance(one.node, nodes.Name)}
+    for call in parsed.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name in undefined - asked:
+            yield f"the function {call.node.name!r}", call.lineno
 
 
 def _variables(template: str) -> set[str]:

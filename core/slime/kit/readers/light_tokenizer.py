@@ -18,13 +18,16 @@ class LightTokenizer:
     template with the functions that transformers offers to templates.
     """
 
-    def __init__(self, tokenizer: Any, chat_template: str | None, special: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tokenizer: Any, chat_template: str | None, special: Mapping[str, Any], name_or_path: str = ""
+    ) -> None:
         """Initialize.
 
         Args:
             tokenizer: A tokenizer of the `tokenizers` library.
             chat_template: Jinja source; None if the model has no template.
             special: Special tokens by the names that templates use.
+            name_or_path: The model folder, under the name it has in transformers.
 
         Raises:
             jinja2.TemplateSyntaxError: The template uses tags that only transformers defines.
@@ -33,11 +36,12 @@ class LightTokenizer:
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
         self.chat_template = chat_template
+        self.name_or_path = name_or_path
         self._special = dict(special)
-        self._compiled = None if chat_template is None else _compile(chat_template)
+        self._compiled = None if chat_template is None else template_environment().from_string(chat_template)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LightTokenizer, (self._tokenizer, self.chat_template, self._special)
+        return LightTokenizer, (self._tokenizer, self.chat_template, self._special, self.name_or_path)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`."""
@@ -86,8 +90,8 @@ class LightTokenizer:
         return text
 
 
-def _compile(template: str) -> Any:
-    """Compile a template with the filters and functions that transformers offers."""
+def template_environment() -> Any:
+    """Jinja with the filters and functions that transformers offers to templates."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
@@ -96,7 +100,7 @@ def _compile(template: str) -> Any:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
+    return environment
 
 
 def _to_json(
@@ -126,7 +130,9 @@ def lightest(tokenizer: Any, form: PromptFormat) -> Any:
         return tokenizer
     special = {name: str(token) for name, token in getattr(tokenizer, "special_tokens_map", {}).items() if token}
     try:
-        light = LightTokenizer(type(backend).from_str(backend.to_str()), template, special)
+        light = LightTokenizer(
+            type(backend).from_str(backend.to_str()), template, special, getattr(tokenizer, "name_or_path", "")
+        )
     except jinja2.TemplateSyntaxError:
         return tokenizer  # the template uses tags that only transformers defines
     for text in _TEXTS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -216,7 +217,7 @@ def _render(
         odd = (n for n, one in enumerate(messages) for call in called(one) if not _is_object(call.get("arguments")))
         place = next(odd, None)
         hint = "" if place is None else f". The arguments of a tool call in message {place} are no JSON object"
-        raise DataError(f"the chat template refuses the prompt: {type(error).__name__}: {error}{hint}") from error
+        raise DataError(f"the chat template refuses the prompt: {template_error(tokenizer, error)}{hint}") from error
     lost: list[int] = []
     for number, message in enumerate(messages):
         content = message.get("content")
@@ -232,6 +233,19 @@ def _render(
             f"the chat template drops the content of message {lost[0]} (role {messages[lost[0]]['role']!r})"
         )
     return text
+
+
+def template_error(tokenizer: Any, error: Exception) -> str:
+    """What a chat template raised, with the file and the line of the template."""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename in ("<template>", "<unknown>")]
+    line = getattr(error, "lineno", None) or next(reversed(lines), None)
+    folder = Path(getattr(tokenizer, "name_or_path", ""))
+    file = folder / "chat_template.jinja"
+    where = "" if line is None else f"{file}:{line}: "
+    if line is not None and not file.is_file():
+        where = f"line {line} of chat_template in {folder / 'tokenizer_config.json'}: "
+    return f"{where}{type(error).__name__}: {error}"
 
 
 def _is_object(arguments: Any) -> bool:
