@@ -100,6 +100,7 @@ SHOPS: dict[str, frozenset[str]] = {
             "cli.train",
             "run.checkpoint.files",
             "run.checkpoint.read",
+            "run.folders",
             "run.entry",
             "train.checkpoint_reader",
             "weights.hf_config",

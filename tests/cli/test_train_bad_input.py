@@ -15,7 +15,7 @@ import pytest
 from tests.cli.conftest import Slime, split
 from tests.support.tiny_models import make_tiny_model
 
-from slime.cli.preflight import unwritable
+from slime.run.folders import unwritable
 
 Refused = Callable[..., str]
 
@@ -196,9 +196,19 @@ def test_checkpoint_and_export_folders_must_be_writable(refused: Refused) -> Non
     assert "--save-hf /proc/b cannot be written to" in message
 
 
+def test_on_a_cluster_only_what_this_process_writes_is_tried(dry_run: Slime, refused: Refused) -> None:
+    cluster = ("--ray-address", "10.0.0.1:6379")
+    ended = dry_run(*cluster, "--save-hf", "/proc/b")
+    assert ended.code == 0, ended.err
+    assert "whether --save-hf /proc/b can be written is not checked: a node of the cluster writes it" in ended.out
+    message = refused(*cluster, "--save", "/proc/a", "--output-dir", "/proc/nobody")
+    assert "--save /proc/a cannot be written to" in message
+    assert "the run folder /proc/nobody/run cannot be written to" in message
+
+
 def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     """A file-size limit simulates a full disk: it fails the same write."""
-    script = "import sys; from slime.cli.preflight import unwritable; from pathlib import Path;"
+    script = "import sys; from slime.run.folders import unwritable; from pathlib import Path;"
     script += "print(unwritable(Path(sys.argv[1]) / 'run'))"
     limit = 2**16
     done = subprocess.run(

@@ -165,7 +165,8 @@ def test_stop_tokens_of_an_evaluation_set_are_checked_too(refused: Refused, prom
 def test_the_name_of_a_model_on_the_hub_gets_the_command_that_downloads_it(refused: Refused, tmp_path: Path) -> None:
     message = refused("--hf-checkpoint", "Qwen/Qwen3-0.6B")
     assert "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`, then --hf-checkpoint Qwen3-0.6B" in message
-    for name in ("/Qwen/Qwen3-0.6B", "./Qwen", str(tmp_path / "a"), "Qwen/"):
+    assert "`hf download gpt2 --local-dir gpt2`, then --hf-checkpoint gpt2" in refused("--hf-checkpoint", "gpt2")
+    for name in ("/Qwen/Qwen3-0.6B", "../../Qwen", str(tmp_path / "a"), "../Qwen"):
         assert "hf download" not in refused("--hf-checkpoint", name)
 
 

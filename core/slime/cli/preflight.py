@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,15 +43,12 @@ from slime.registry.plugin_set import PluginSet
 from slime.registry.provenance import model_code
 from slime.registry.resolve import Resolved
 from slime.run.checkpoint.read import Checkpoint, Fallback, intact_checkpoint, intact_or_before, later_checkpoints
-from slime.run.folders import LOCK, require_export_folder, require_own_folder
+from slime.run.folders import LOCK, require_export_folder, require_own_folder, unwritable
 from slime.weights.hf_config import require_own_code
 from slime.weights.mapping import differences
 from slime.weights.models import Models
 
 logger = logging.getLogger(__name__)
-
-#: the least that a run writes to a folder
-_LEAST_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -352,7 +348,9 @@ def _machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, t
             )
     if with_engines:
         yield from _port_problems(config)
-    folders = {"the run folder": run_dir, "--save": config.checkpoint.save, "--save-hf": config.checkpoint.save_hf}
+    folders = {"the run folder": run_dir, "--save": config.checkpoint.save}
+    if config.cluster.ray_address is None:  # training rank 0 writes it, which may run on another machine
+        folders["--save-hf"] = config.checkpoint.save_hf
     for what, folder in folders.items():
         if folder is not None and (problem := unwritable(Path(folder))) is not None:
             yield f"{what} {folder} {problem}"
@@ -409,7 +407,12 @@ def _engine_notes(config: RunConfig, *, with_engines: bool) -> Iterator[str]:
 
 
 def _machine_notes(config: RunConfig, *, with_engines: bool, trains: bool) -> Iterator[str]:
-    """More processes that compute at the same time than cores, on a machine without GPUs."""
+    """A folder that another machine writes, and more processes that compute at the same time than cores."""
+    if config.cluster.ray_address is not None and config.checkpoint.save_hf is not None:
+        yield (
+            f"whether --save-hf {config.checkpoint.save_hf} can be written is not checked: a node of the cluster writes"
+            " it. Name a folder that all nodes share"
+        )
     if config.on_gpu or config.cluster.ray_address is not None:
         return
     ranks, engines = config.world_size if trains else 0, config.num_engines if with_engines else 0
@@ -432,19 +435,3 @@ def _port_problems(config: RunConfig) -> list[str]:
         with _collected(problems):
             require_free_port(port, option)
     return problems
-
-
-def unwritable(folder: Path) -> str | None:
-    """Why `folder` cannot be made or written to, or None. A file is written there (or above) and removed again."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
-    if not existing.is_dir():
-        what = "a file" if existing.exists() else "a link that leads nowhere"
-        return f"cannot be made: {existing} is {what}. Choose another folder"
-    try:
-        with tempfile.NamedTemporaryFile(dir=existing, prefix=".slime-probe-") as probe:
-            probe.write(bytes(_LEAST_BYTES))
-            probe.flush()
-            os.fsync(probe.fileno())
-    except OSError as error:
-        return f"cannot be written to: {error.strerror} ({existing}). Free space or choose another folder"
-    return None

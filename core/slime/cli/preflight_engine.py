@@ -123,7 +123,7 @@ def _path_in(adapter: Any) -> Any:
 def _on_the_hub(text: str, description: str) -> bool:
     """Whether a server may find a tokenizer, a draft model or an adapter at the Hugging Face Hub, or in a bucket."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # it is in its documentation
 
     if "://" in text:
         return True

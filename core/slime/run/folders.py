@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import socket
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
@@ -24,6 +25,8 @@ from slime.errors import ConfigError, DiskFullError, writing
 from slime.run.checkpoint.read import CONFIG, STATE, checkpoints_in
 
 LOCK = "run.lock"
+#: the least that a run writes to a folder
+_LEAST_BYTES = 2**20
 #: the folders in a run folder that slime writes to, besides that of the checkpoints
 _FOLDERS = ("logs", "rollouts", "weights")
 #: whether a name in a folder of checkpoints is written to
@@ -220,3 +223,19 @@ def _require_free(folder: Path, read: Mapping[str, str | None]) -> None:
             f"--save-hf {folder} is not empty and holds no model (no config.json); an export replaces the whole folder."
             " Choose a new one."
         )
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why `folder` cannot be made or written to, or None. A file is written there (or above) and removed again."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
+    if not existing.is_dir():
+        what = "a file" if existing.exists() else "a link that leads nowhere"
+        return f"cannot be made: {existing} is {what}. Choose another folder"
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".slime-probe-") as probe:
+            probe.write(bytes(_LEAST_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return f"cannot be written to: {error.strerror} ({existing}). Free space or choose another folder"
+    return None
