@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rewards.tables import choices, math_answers, words
+from tests.rewards.tables import choices, math_answers, math_responses, words
 from tests.support.rewards import ask, build
 
 from slime.testing import make_sample
-from slime_rewards.extraction import without_thinking
+from slime_rewards.extraction import last_fenced, without_thinking
 
 #: every combination of the options that say where the answer is
 PLACES = [
@@ -53,7 +53,7 @@ def mismatches(name: str, rows: Any, verdict: Any, **options: Any) -> list[str]:
 
 def test_the_tables_are_long_and_have_right_and_wrong_answers() -> None:
     tables = {
-        "math": [right for *_, right in math_answers.BOXED + math_answers.WHOLE],
+        "math": [right for *_, right in math_answers.BOXED + math_responses.WHOLE],
         "multiple_choice": [row[2] for row in [*choices.BOXED, *choices.WHOLE]],
         "f1": [row[2] == 1 for row in words.F1 + words.F1_BOXED],
         "exact_match": [row[4] for row in words.EXACT + words.EXACT_BOXED + words.EXACT_UNBOXED],
@@ -64,8 +64,8 @@ def test_the_tables_are_long_and_have_right_and_wrong_answers() -> None:
 
 def test_mathematics_in_a_whole_response() -> None:
     reward = build("math")
-    got = [ask(reward, [make_sample("q", text, label=label)])[0].value for label, text, _ in math_answers.WHOLE]
-    pairs = zip(math_answers.WHOLE, got, strict=True)
+    got = [ask(reward, [make_sample("q", text, label=label)])[0].value for label, text, _ in math_responses.WHOLE]
+    pairs = zip(math_responses.WHOLE, got, strict=True)
     assert [(row, value) for row, value in pairs if value != row[2]] == []
 
 
@@ -132,6 +132,12 @@ SAID: list[tuple[str, str]] = [
     ("<think>B", ""),
     ("<think>A</think>B<think>C", ""),
     ("<think>B</think>", ""),
+    ("<THINK>A</Think>B", "B"),
+    ("<Think>B", ""),
+    ("A</think>C</think>B", "B"),
+    ("<think>A</think>C<think>A</think>B", "B"),
+    ("<think>A<think>C</think>B", "B"),
+    ("", ""),
 ]
 
 
@@ -144,6 +150,42 @@ def test_rewards_read_what_stands_behind_the_thinking(response: str, answer: str
     boxed = re.sub(r"([ABC])", r"\\boxed{\1}", response)
     assert ask(build("math"), [make_sample("q", boxed, label="B")])[0].value == right
     assert without_thinking(response).strip() == answer
+
+
+_QUOTING = 'tag = """\n<think>\nhm\n</think>\n"""\nprint(tag)'
+#: answers that quote the tags of thinking, as they are and behind thinking
+QUOTING: list[str] = [
+    "x = '<think>'\nprint(x)",
+    "# <think> is a tag\nprint(1)",
+    "print(1)  #<think>",
+    "a = s.split('</think>')[1]",
+    "```python\na = s.split('</think>')\nprint(a)\n```",
+    "```python\nx = '<think>'\n# </think>\nprint(x)\n```",
+    "```python\nprint('<think>')",
+    "~~~python\n<think>\n~~~\nend",
+    _QUOTING,
+    f"```python\n{_QUOTING}\n```",
+    "Use the `<think>` tag: B",
+]
+
+
+@pytest.mark.parametrize("answer", QUOTING)
+def test_tags_that_an_answer_quotes_are_a_part_of_it(answer: str) -> None:
+    assert without_thinking(answer) == answer
+    for thinking in ("<think>hm</think>", "hm\n</think>\n", "<think>```python\nx\n</think>"):
+        assert without_thinking(thinking + answer).strip() == answer
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        ("I try\n```python\nx\n``` no\n</think>\n```python\ny\n```", "y"),
+        ("I try\n```python\nx\n</think>\n```python\ny\n```", "y"),
+        ("<think>it's\n```python\nx\n</think>\n```python\ny\n```", "y"),
+    ],
+)
+def test_unfinished_code_in_the_thinking_is_no_answer(response: str, code: str) -> None:
+    assert last_fenced(without_thinking(response), ("python",)) == code
 
 
 @pytest.mark.parametrize(("measure", "column"), [("f1", 2), ("exact", 3), ("contains", 4)])

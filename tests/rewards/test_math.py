@@ -141,6 +141,26 @@ def test_work_is_bounded_where_python_ignores_exceptions() -> None:
         del closed
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_work_ends_where_python_ignores_exceptions_again_and_again() -> None:
+    class Stubborn:
+        def __del__(self) -> None:
+            for number in range(2000):
+                work(number)
+
+    def work(number: int) -> int:
+        return number
+
+    done = 0
+    with pytest.raises(TooMuchWorkError), bounded(1000):
+        for _ in range(100):
+            Stubborn()
+            work(1)
+            done += 1
+    assert done < 5
+    assert sys.getprofile() is None
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_verdict_does_not_depend_on_what_was_scored_before(order: int) -> None:
     sums = [rf"\sum_{{n=1}}^{{\infty}}\frac{{n^2}}{{{base}^n}}" for base in (3, 5, 7)][::order]

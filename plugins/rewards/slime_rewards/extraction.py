@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from slime.plugin import Sample
 from slime_rewards.options import AnswerOptions
@@ -24,7 +24,20 @@ _SEARCHED = 10_000
 _BOXES = 10
 _STYLES = 10
 #: indentation, backticks or tildes, and the name behind them, such as the language
-_OPENING = re.compile(r"([ \t]*)(`{3,}|~{3,})\s*([\w+-]*)[^`]*$")
+_OPENING = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)\s*+([\w+-]*+)[^`]*+$")
+#: spaces by which the end of a block may be indented more than its beginning
+_MORE_INDENTED = 3
+#: the tags of thinking
+_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
+_CLOSING_TAG = re.compile(r"</think>", re.IGNORECASE)
+#: tags of thinking in one response; with more it says nothing, so that any is read quickly
+_MOST_TAGS = 1_000
+#: characters beside a tag that may quote it
+_NEARBY = 200
+_TRIPLE_QUOTES = re.compile(r"\"{3}|'{3}")
+_COMMENT = re.compile(r"(?:^|\s)#(?!#)")
+#: quotation marks, and no apostrophes
+_QUOTES = (re.compile('"'), re.compile("`"), re.compile(r"(?<!\w)'|'(?!\w)"))
 
 
 def label_of(sample: Sample) -> str:
@@ -134,21 +147,82 @@ def _braced(text: str) -> str | None:
 def without_thinking(response: str) -> str:
     """What a response says behind its thinking: the text after the last `</think>`, or all of it without one.
 
-    A response whose thinking is not closed has said nothing yet.
+    A response whose thinking is not closed has said nothing yet. The tags may be in capitals. Behind the thinking, tags
+    that are quoted in the answer are a part of it: in a fenced block or between triple quotes, and in quotation marks,
+    backticks or a comment within a line.
     """
-    _, end, answer = response.rpartition("</think>")
-    if "<think>" in answer:
-        return ""
-    return answer if end else response
+    start = 0
+    for _ in range(_MOST_TAGS):
+        if (tag := _next_tag(response, start)) is None:
+            return response[start:]
+        closing = tag if tag[1] else _CLOSING_TAG.search(response, tag.end())
+        if closing is None:
+            break
+        start = closing.end()
+    return ""
+
+
+def _next_tag(text: str, start: int) -> re.Match[str] | None:
+    """The first tag of thinking from `start` on that is not quoted; only at 0 no thinking came before."""
+    if _TAG.search(text, start) is None:
+        return None
+    at, in_string, opened = start, False, False
+    for line, _, is_content in _fenced_lines(text, start):
+        if not (is_content or in_string):
+            opened = False
+        for tag in _TAG.finditer(text, at, at + len(line)):
+            if not (is_content or in_string):
+                if not _is_quoted(text, start, tag):
+                    return tag
+            elif tag[1] and line.strip() == tag[0] and not opened and not start:
+                return tag  # the prompt opened the thinking, which ends in an unfinished block
+            opened |= not tag[1]
+        in_string ^= not is_content and len(_TRIPLE_QUOTES.findall(line)) % 2 == 1
+        at += len(line) + 1
+    return None
+
+
+def _is_quoted(text: str, start: int, tag: re.Match[str]) -> bool:
+    """Whether a tag is in a comment, or between quotation marks or backticks, in its line from `start` on."""
+    before = text[max(start, tag.start() - _NEARBY) : tag.start()].rpartition("\n")[2]
+    behind = text[tag.end() : tag.end() + _NEARBY].partition("\n")[0]
+    return _COMMENT.search(before) is not None or any(
+        len(quote.findall(before)) % 2 and quote.search(behind) for quote in _QUOTES
+    )
+
+
+def _fenced_lines(text: str, start: int = 0) -> Iterator[tuple[str, re.Match[str] | None, bool]]:
+    """Each line, with the opening of the fenced block that it begins or is in, and whether it is content of one.
+
+    As in CommonMark, a block begins with a line of at least three backticks or tildes, and ends at a line of only
+    these, at least as many and indented by at most three spaces more: fences in a docstring do not end it.
+    """
+    opened: re.Match[str] | None = None
+    while start <= len(text):
+        end = text.find("\n", start)
+        line = text[start : end if end >= 0 else len(text)]
+        start = (end if end >= 0 else len(text)) + 1
+        if opened is None:
+            opened = _OPENING.match(line)
+            yield line, opened, False
+            continue
+        closing = line.strip()
+        indent = len(line) - len(line.lstrip(" \t"))
+        if (
+            len(closing) >= len(opened[2])
+            and closing == opened[2][0] * len(closing)
+            and indent <= len(opened[1]) + _MORE_INDENTED
+        ):
+            opened = None
+        yield line, opened, opened is not None
 
 
 def last_fenced(response: str, names: Collection[str] = ()) -> str | None:
     """The content of the last fenced block; None if there is no block.
 
-    As in CommonMark, a block begins with a line of at least three backticks or tildes, and ends at a line of only
-    these, at least as many and indented by at most three spaces more: fences in a docstring do not end it. Its lines
-    lose the indentation of its beginning, for blocks in lists. A block that is never closed extends to the end, since
-    the response may have been cut off; but an empty one at the end is a stray fence and does not hide the block before.
+    Its lines lose the indentation of its beginning, for blocks in lists. A block that is never closed extends to the
+    end, since the response may have been cut off; but an empty one at the end is a stray fence and does not hide the
+    block before.
 
     Args:
         response: The text.
@@ -156,19 +230,14 @@ def last_fenced(response: str, names: Collection[str] = ()) -> str | None:
             before those without a name; one with another name, such as `bash`, counts only if there is no other.
     """
     blocks: list[tuple[str, list[str]]] = []
-    closing: re.Pattern[str] | None = None
-    indent = ""
-    for line in response.split("\n"):
-        if closing is not None and closing.fullmatch(line):
-            closing = None
-        elif closing is not None:
-            shared = len(line) - len(line.lstrip(indent)) if indent else 0
-            blocks[-1][1].append(line[min(len(indent), shared) :])
-        elif (opened := _OPENING.match(line)) is not None:
-            indent, fence = opened[1], opened[2]
-            closing = re.compile(rf"[ \t]{{0,{len(indent) + 3}}}{fence[0]}{{{len(fence)},}}\s*")
-            blocks.append((opened[3].strip().casefold(), []))
-    if closing is not None and len(blocks) > 1 and not "".join(blocks[-1][1]).strip():
+    opened: re.Match[str] | None = None
+    for line, opened, is_content in _fenced_lines(response):
+        if opened is not None and is_content:
+            shared = len(line) - len(line.lstrip(opened[1])) if opened[1] else 0
+            blocks[-1][1].append(line[min(len(opened[1]), shared) :])
+        elif opened is not None:
+            blocks.append((opened[3].casefold(), []))
+    if opened is not None and len(blocks) > 1 and not "".join(blocks[-1][1]).strip():
         blocks.pop()
     if not blocks:
         return None

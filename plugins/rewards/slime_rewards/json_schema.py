@@ -14,14 +14,14 @@ from referencing.exceptions import Unresolvable
 
 from slime.errors import ConfigError
 from slime.plugin import Context, Reward, Sample
-from slime_rewards.extraction import describe, last_fenced
+from slime_rewards.extraction import describe, last_fenced, without_thinking
 from slime_rewards.options import JsonSchemaOptions
 
 
 class JsonSchema:
     """1.0 for JSON that the schema allows, `parses` for other JSON, 0.0 for anything else.
 
-    The document is the last fenced block of the response, or the whole response if it has none. NaN, Infinity and
+    The document is the last fenced block behind the thinking, or all that is there if it has none. NaN, Infinity and
     comments are not JSON, and a document nested too deeply to check does not count as JSON. Part `parses`: 1 if the
     document is JSON.
 
@@ -50,9 +50,10 @@ class JsonSchema:
 
     def _score(self, sample: Sample) -> Reward:
         validator = self._schema or self._own_schema(sample)
-        text = last_fenced(sample.response) if self._options.fenced else None
+        answer = without_thinking(sample.response)
+        text = last_fenced(answer) if self._options.fenced else None
         try:
-            document = json.loads(sample.response if text is None else text, parse_constant=_no_constant)
+            document = json.loads(answer if text is None else text, parse_constant=_no_constant)
             valid = validator is None or validator.is_valid(document)
         except (ValueError, RecursionError):
             return Reward(0.0, {"parses": 0.0})

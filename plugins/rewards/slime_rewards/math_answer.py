@@ -6,12 +6,15 @@ import re
 from collections.abc import Sequence
 
 from slime.plugin import Context, Reward, Sample
+from slime_rewards.denials import APPROVED, NOT, REFUSED, TAKEN_BACK
 from slime_rewards.extraction import BOX, describe, label_of, last_boxed, marked_in
 from slime_rewards.mathematics import Answer, Formula, equal, read
 from slime_rewards.options import MathOptions
 
 _FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|\\\[((?:(?!\\\[).)+?)\\\]|\\\(((?:(?!\\\().)+?)\\\)|(?<!\\)\$((?:\\.|[^$\\])+?)(?<!\\)\$", re.DOTALL
+    r"\$\$(.+?)\$\$|\\\[((?:(?!\\\[).)+?)\\\]|\\\(((?:(?!\\\().)+?)\\\)"
+    r"|(?<!\\)\$((?:\\.|[^$\\])+?)(?<!\\)\$(?!\d)",  # and not the prices $18 and $20
+    re.DOTALL,
 )
 #: what a sentence says to be the answer: 5, or the point (3, 4)
 _SAID = re.compile(
@@ -19,31 +22,24 @@ _SAID = re.compile(
     r"(?:the\s+(?:ordered\s+)?(?:point|interval|pair|triple|vector|set|number|value|tuple)s?\s+(?=[$\\(\[{\d-]))?",
     re.IGNORECASE,
 )
-#: what is said not to be the answer, up to what it is
-_NOT = re.compile(
-    r"(\banswers?\s+is)(?:n['\u2019]t|\s+not)\b(?:[^.\n]|\.\d)*?"
-    r"(?P<then>,?\s+but(?:\s+rather)?(?=\s)|\s?[,;.\u2013\u2014]\s?it(?:['\u2019]s|\s+is)(?=[^\S\n]+\S+[^\S\n]*$)"
-    r"|(?=\.?\s*$|\.\s))",
-    re.IGNORECASE | re.MULTILINE,
+#: what is said not to be the answer, and where that ends: with the sentence, or where it says what is
+_NOT = re.compile(r"(\banswers?\s+is)(?:\s+not|n['\u2019]t)\b", re.IGNORECASE)
+_BUT = re.compile(
+    r"(?P<but>(?:,|(?<=[^\s,]))\s++but(?:\s++rather)?(?=\s))|\s?[,;.\u2013\u2014]\s?it(?:['\u2019]s|\s++is)(?=\s)|\n|\.(?!\d)",
+    re.IGNORECASE,
 )
 _NOT_THAT = re.compile(
-    r"(?:,\s*(?:and\s+)?not(?!\s+(?:the\s+|an?\s+)?(?:valid|correct|right|possible|allowed|true|answer|solution)\s*(?:[.,;)]|$))"
+    rf"(?:,\s*+(?:and\s+)?not(?!\s+{APPROVED}\s*+(?:[.,;)]|$))"
     r"|\s(?:rather\s+than|instead\s+of))\s(?:[^.,;()\n]|[.,]\d|\((?:[^()\n]|\([^()\n]*\))*\))*"
     # (not x = -5), but no word about the answer, as in (not valid)
     r"|\s?\((?:and\s+)?(?:not|rather\s+than|instead\s+of)\s(?:(?!(?<![A-Za-z\\])[A-Za-z]{2})[^()\n]|\([^()\n]*\))+\)",
     re.IGNORECASE,
 )
 #: a sentence that does not say one answer
-_UNSURE = re.compile(
-    r"\b(?:either|between|not|wrong|incorrect|or)\b|n't\b",
-    re.IGNORECASE,
-)
-#: an answer that is taken back at once; later in the line, these words are about another value
-_TAKEN_BACK = re.compile(
-    r"(?:\$[^$]*\$|\S+?)\**\s*[(,]?\s*(?:which\s+is\s+)?(?<![A-Za-z])(?:invalid|extraneous|rejected|impossible)\b",
-    re.IGNORECASE,
-)
-_DENIAL = re.compile(r"(?<!\bor )(?:\bnot|n['\u2019]t)(?:\s+(?:be|equal(?:\s+to)?|the\s+\w+))?[^\S\n]*$", re.IGNORECASE)
+_UNSURE = re.compile(rf"\b(?:either|between|wrong|incorrect|or)\b|{NOT}", re.IGNORECASE)
+_DENIED = re.compile(rf"(?<!\bor ){NOT}(?:\s+(?:be|equal(?:\s+to)?|the\s+\w+))?[^\S\n]*$", re.IGNORECASE)
+#: characters of a line that says the answer, and beside an answer, that are read
+_LINE, _BESIDE = 1_000, 40
 #: words that are not part of a formula
 _PROSE = re.compile(
     r"(?<![A-Za-z\\])(?!(?:sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|pi|inf|infinity|and|or)\b)[A-Za-z]{2,}"
@@ -110,23 +106,20 @@ def _answer_of_label(label: str) -> Answer | None:
 
 def _in_text(text: str) -> Answer | None:
     """The answer that a text without a box gives."""
-    text = _NOT.sub(lambda found: found[1] if found["then"] else "", text)
+    text = _without_denied(text)
     for said in list(_SAID.finditer(text))[-1:]:
-        after = text[said.end() :].strip()
+        after = text[said.end() : said.end() + _LINE].strip()
         line = _NOT_THAT.sub("", after.partition("\n")[0])
-        if _TAKEN_BACK.match(line):
-            return None
-        if not _PROSE.search(line) and isinstance(whole := read(line.strip("* ")), Formula):
-            return whole
         whole = read(line.strip("* "))
-        if _UNSURE.search(line):
+        if (isinstance(whole, Formula) and not _PROSE.search(line)) or _UNSURE.search(line):
             return whole
-        if formula := _FORMULA.match(after):
-            return read(_inner(formula))
+        if (formula := _FORMULA.match(after)) is not None:
+            return None if TAKEN_BACK.match(after, formula.end()) else read(_inner(formula))
         if isinstance(whole, Formula):
             return whole
         if (first := _NUMBER.search(line)) is not None:
-            return read(first[0])
+            denied = re.search(REFUSED, line[: first.start()], re.IGNORECASE) or TAKEN_BACK.match(line, first.end())
+            return None if denied else read(first[0])
         if whole is not None and len(line.split()) <= 4:
             return whole
     if len(text) <= 200 and not _PROSE.search(text) and isinstance(whole := read(text), Formula):
@@ -138,9 +131,26 @@ def _in_text(text: str) -> Answer | None:
     return read(numbers[-1][0].strip()) if numbers and not _is_denied(text, numbers[-1]) else None
 
 
+def _without_denied(text: str) -> str:
+    """The text without what it says not to be the answer: "The answer is 8" of "The answer isn't 7, it's 8"."""
+    kept, at = [], 0
+    for denied in _NOT.finditer(text):
+        if denied.start() < at:
+            continue
+        kept.append(text[at : denied.start()])
+        end = _BUT.search(text, denied.end())
+        at = len(text) if end is None else end.end()
+        if end is None or end[0] in ("\n", "."):
+            at = at if end is None else end.start()
+        elif end["but"] or not _PROSE.search(text[at : at + _LINE].partition("\n")[0]):
+            kept.append(denied[1])
+    return "".join([*kept, text[at:]])
+
+
 def _is_denied(text: str, found: re.Match[str]) -> bool:
-    """Whether a "not" stands right before it."""
-    return _DENIAL.search(text[max(0, found.start() - 40) : found.start()]) is not None
+    """Whether a "not" stands right before it, or a "rejected" right behind it."""
+    before = text[max(0, found.start() - _BESIDE) : found.start()]
+    return _DENIED.search(before) is not None or TAKEN_BACK.match(text, found.end()) is not None
 
 
 def _inner(formula: re.Match[str]) -> str:

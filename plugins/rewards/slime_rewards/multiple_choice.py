@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from slime.plugin import Context, Reward, Sample
+from slime_rewards.denials import DOUBT, NOT, REFUSED, RULING_OUT
 from slime_rewards.extraction import describe, label_of, last_boxed, marked_in, plain_text
 from slime_rewards.options import MultipleChoiceOptions
 
@@ -19,32 +20,39 @@ _FURTHER = re.compile(r"(?<![\w.])[(\[]?[A-Za-z][)\].:](?=\s|$)")
 #: "the answer is (B)", "Answer: B", "option B", "the answer must be choice **C**", "答案是B". After "answer", `a`
 #: and `I` before another word are words, not choices; the first digits of 1.5 and 1,000 are not choices either.
 _SAID = re.compile(
-    r"(?:\b(?:(?P<answer>answer)|option|choice)\b(?P<negated>\s{1,4}(?:is\s{1,4}not|isn['\u2019]t|cannot\s{1,4}be|can['\u2019]t\s{1,4}be))?"
-    r"(?:\s{1,4}(?:is|(?:must|should|would|has\s{1,4}to)\s{1,4}be)(?:\s{1,4}(?:clearly|definitely|certainly|obviously|indeed|simply|(?:most\s{1,4})?"
-    r"(?:likely|probably)|therefore|thus|then))?)?|(?:答案|选项|选择|选)\s{0,2}(?P<not_so>不)?(?:是|为)?)\s{0,4}[:=\uff1a]?[*\s]{0,4}"
-    r"(?:(?:option|choice|letter)\s{1,4})?[(\[{$`\"'\u201c\u2018\uff08]{0,4}"
-    r"(?(answer)(?!(?-i:[aI])\s{1,4}\w))(?P<choice>[A-Za-z]|\d{1,2})(?![A-Za-z0-9_]|['\u2019][a-z]|[.,]\d)",
+    r"(?:\b(?:(?P<answer>answer|respuesta|resposta|risposta|r[ée]ponse|antwort|ответ)|option|choice)\b\*{0,2}"
+    r"(?:\s{1,4}(?:correct[ae]|correta|corretta|final[ea]?)\b)?"
+    rf"(?P<negated>\s{{1,4}}(?:(?:is|was|ca|could|should|would)\s{{0,4}})?{NOT}(?:\s{{1,4}}be)?)?"
+    r"(?:\s{1,4}(?:(?:is|es|est|ist|é|è)\b|(?:must|should|would|has\s{1,4}to)\s{1,4}be)(?:\s{1,4}(?:clearly|definitely|"
+    r"certainly|obviously|indeed|simply|(?:most\s{1,4})?(?:likely|probably)|therefore|thus|then))?)?"
+    r"|(?:答案|选项|选择|选|答え|正解|정답)\s{0,2}(?:就|应该?)?(?P<not_so>不)?(?:是|为|は|[은는])?)\s{0,4}[:=\uff1a]?(?:[*_\s]|(?<=\n)>){0,5}"
+    r"(?:(?:option|choice|letter)\s{1,4})?[(\[{$`\"'\u201c\u2018\u00ab\uff08]{0,4}"
+    r"(?(answer)(?!(?-i:[aI])\s{1,4}\w))(?P<choice>[A-Za-z]|\d{1,2})(?![A-Za-z0-9]|_\w|['\u2019][a-z]|[.,]\d|\s?\\?%)",
     re.IGNORECASE,
 )
 #: what stands before and behind a choice that is not made
 _NOT_BEFORE = re.compile(
-    r"(?:\b(?:not|never|neither|nor|exclud\w+|eliminat\w+|reject\w*|rul\w+\s+out)|n['\u2019]t)\s+(?:be\s+)?(?:the\s+)?$|不\s?$",
+    rf"(?:{NOT}|\b(?:neither|nor)|{RULING_OUT})\s+(?:(?:think|believe|say|be|\w+\s+that)\s+)?(?:the\s+)?$"
+    rf"|{REFUSED}\s+(?:that\s+the\s+)?$|不\s?$",
     re.IGNORECASE,
 )
 _NOT_BEHIND = re.compile(
-    r"[)\]}*`\"'.\s\u201d\u2019\uff09]{0,6}(?:is|are|was|seems|looks|can|would|must)?\s*(?:clearly\s+|also\s+|be\s+)*"
-    r"(?:not\b|n['\u2019]t\b|isn['\u2019]t|wasn['\u2019]t|can['\u2019]t|cannot|incorrect|wrong|false|invalid|impossible|eliminated|ruled\s+out|不)",
+    r"[)\]}*`\"'.\s\u201d\u2019\uff09]{0,6}(?:is|are|was|has|have|seems|looks|ca|can|could|should|would|must)?\s*"
+    rf"(?:(?:clearly|also|been|be)\s+)*(?:{NOT}|{REFUSED}|不|错|(?:では|じゃ)な|[가이]\s?아니)"
+    # A and option B are wrong
+    r"|(?:,\s[A-Z]\b){0,4},?\s(?:and|n?or)\s(?:option\s|choice\s)?\(?[A-Z]\)?\s(?:are|were)\s(?:(?:both|all|also)\s)*"
+    rf"(?:{NOT}|{REFUSED})",
     re.IGNORECASE,
 )
 #: "not A but C"
 _BUT = re.compile(
-    r"[)\]}*`\"'.,;\s\uff09\uff0c]{0,6}(?:而?是|(?:but|rather|it['\u2019]?s|it\s+is)\s)\s*(?:rather\s+)?(?:it['\u2019]?s\s+|it\s+is\s+)?(?:option\s+|choice\s+)?"
+    r"(?:\s{0,4}(?:,|\bn?or\b)\s{0,4}[A-Z]\b){0,4}[)\]}*`\"'.,;\s\uff09\uff0c]{0,6}(?:而?是|(?:but|rather|it['\u2019]?s|it\s+is)\s)\s*(?:rather\s+)?(?:it['\u2019]?s\s+|it\s+is\s+)?(?:option\s+|choice\s+)?"
     r"[(\[{*`\"']{0,4}([A-Z]|\d{1,2})(?!\w)"
 )
 #: a second choice or a doubt: "A or B", "A, C", "A/B", "A, or maybe B", "A, but it could be B", "A?"
 _SECOND = re.compile(
-    r"[)\]}*`\"'\s]{0,6}\?|[)\]}*`\"'\s,;]{0,6}\b(?:or|but)\s+(?:it\s+)?(?:maybe|perhaps|possibly|could|may|might)\b|"
-    r"[)\]}*`\"'\s]{0,6}(?:,|/|&|;|\bor\b|\band\b|或|和|、)+\s*(?:or\s+|and\s+)?(?:option\s+|choice\s+)?[(\[{*`\"']{0,4}"
+    rf"[)\]}}*`\"'\s]{{0,6}}\?|[)\]}}*`\"'\s,;]{{0,6}}(?:\b(?:or|but)\s+(?:it\s+)?)?{DOUBT}|"
+    r"[)\]}*`\"'\s]{0,6}(?:\.{3}\s?|\u2026\s?)?(?:,|/|&|;|\bor\b|\band\b|或者?|和|、)+\s*(?:or\s+|and\s+)?(?:option\s+|choice\s+)?[(\[{*`\"']{0,4}"
     r"(?:[A-HJ-Z]|I(?!\s+\w)|\d{1,2})(?=[)\]}*`\"'.,;!?\s]|$|或|和|、|。)(?!\s+[a-z]{2,}(?<!\bor)(?<!\band)(?<!\bboth))"
 )
 #: characters at the end of the answer that are searched

@@ -183,7 +183,7 @@ class LLMJudgeOptions(ServiceOptions):
     template_path: str | None = Field(default=None, description="file with the template; replaces `template`")
     system: str | None = Field(default=None, description="system message before the prompt")
     pattern: str = Field(
-        default=r"(?i)score\s*[:=]\s*\**\s*(-?\d+(?:\.\d+)?)",
+        default=r"(?i)score\s*[:=][\s*]*(-?\d+(?:\.\d+)?)",
         description="regular expression for the score; the first group of its last match counts",
     )
     lowest: float = Field(default=0.0, description="score that becomes reward 0")

@@ -52,16 +52,21 @@ def bounded(most: int = _MOST_CALLS) -> Iterator[None]:
     def count(frame: FrameType, event: str, arg: Any) -> None:  # noqa: ARG001 - the form of a profiler
         nonlocal left
         left -= event == "call"
-        if left < 0:
+        if left < 0 and frame.f_globals.get("__name__") not in (__name__, "contextlib"):
+            # Python ignores what is raised in some places, such as a generator that is being closed, and removes a
+            # profiler or tracer that raises. So each installs the other, and the work ends all the same.
+            sys.settrace(count)
+            sys.setprofile(count)
             raise TooMuchWorkError
 
-    before = sys.getprofile()
+    before = sys.gettrace(), sys.getprofile()
     sys.setprofile(count)
     try:
         yield
     finally:
-        sys.setprofile(before)
-    if left < 0:  # the exception was raised where Python ignores it, such as in a generator that is being closed
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+    if left < 0:  # the exception was ignored, and the work is done
         raise TooMuchWorkError
 
 
@@ -129,6 +134,8 @@ def repeated(kind: Callable[..., Any], term: Any, index: Any, first: Any, last: 
         bits = max(_bits_at(term, {index: end}) for end in (first, last))
         if abs(terms) > most or abs(terms) * bits > (_MOST_BITS_OF_TERMS if kind is sympy.Sum else MOST_BITS):
             raise NotReadError
+    if not terms.is_number and term.has(sympy.binomial):  # far more work to find than to compare at whole numbers
+        return kind(term, (index, first, last))
     rational = kind is sympy.Sum and last == sympy.oo and term.is_rational_function(index)
     # A power of one factor, as in a zeta function, never cancels so.
     if rational and len(sympy.factor_list(sympy.denom(sympy.together(term)), index)[1]) > 1:

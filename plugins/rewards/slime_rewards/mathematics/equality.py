@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import sympy
 
 from slime_rewards.mathematics.bounds import TooMuchWorkError, bounded
-from slime_rewards.mathematics.units import units_differ
+from slime_rewards.mathematics.units import unit_of, units_differ
 from slime_rewards.mathematics.values import Answer, Formula, Interval, Members, Ordered, Relation, Words
 
 #: digits to which numbers are computed, and the relative difference up to which they are the same number
@@ -21,6 +22,8 @@ _MOST_MEMBERS = 50
 #: values of variables at which expressions are compared (Schwartz, 1980; Zippel, 1979: different expressions agree at
 #: random points with negligible probability), as numerators over 7: both signs, no integer
 _POINTS = (11, -19, 23, 37, -41, 53, 67, -71, 83, 97)
+#: whole numbers at which sums with unknown ends are compared
+_WHOLE_POINTS = 8
 #: points at which two expressions must be defined, and agree
 _ENOUGH = 3
 
@@ -38,6 +41,10 @@ def equal(label: Answer, found: Answer, digits: int, *, strict: bool = True) -> 
     """
     if isinstance(label, Words) or isinstance(found, Words):
         return label == found
+    if label.unit is not None and found.unit is None:
+        found = _as_quantity(found)
+    elif found.unit is not None and label.unit is None:
+        label = _as_quantity(label)
     if units_differ(label.unit, found.unit):
         return False
     try:
@@ -47,6 +54,18 @@ def equal(label: Answer, found: Answer, digits: int, *, strict: bool = True) -> 
         return False  # sympy cannot compute it
     except TooMuchWorkError:
         return False
+
+
+def _as_quantity(formula: Formula) -> Formula:
+    """The number and unit of `5l` or `60/s`, which are a product if no unit is compared with them."""
+    if not isinstance(formula.value, sympy.Mul):
+        return formula
+    number, letters = formula.value.as_independent(*formula.value.free_symbols, as_Add=False)
+    powers = letters.as_powers_dict()
+    if not all(isinstance(one, sympy.Symbol) and power.is_Integer for one, power in powers.items()):
+        return formula
+    unit = unit_of([f"{one}^{power}" for one, power in powers.items()])
+    return formula if unit is None else replace(formula, value=number, unit=unit)
 
 
 def _equal_formulas(label: Formula, found: Formula, digits: int, strict: bool) -> bool:
@@ -255,6 +274,12 @@ def _values(expressions: Sequence[Any], *, positive: bool = False) -> list[tuple
     # Four points apart, signs differ: |xy| is not xy. Without absolute values they need not: log(x/y) is log x - log y.
     step = 4 if any(one.has(sympy.Abs) for one in expressions) else 3
     rows = []
+    if any(one.has(sympy.Sum, sympy.Product) for one in expressions):  # whose ends are whole numbers
+        for start in range(_WHOLE_POINTS):
+            point = {symbol: sympy.Integer(start + 2 + index) for index, symbol in enumerate(symbols)}
+            row = tuple(_evaluated(one.subs(point).doit()) for one in expressions)
+            rows += [row] if None not in row else []
+        return rows
     for start in range(len(_POINTS) // 2):
         point = {
             symbol: sympy.Rational(_POINTS[(start + step * index) % len(_POINTS)] + index, 7)

@@ -14,7 +14,7 @@ from slime_rewards.mathematics.grammar import Parser
 from slime_rewards.mathematics.quantities import LONGEST_PRODUCT, QuantityStream
 from slime_rewards.mathematics.spelling import brackets_inwards
 from slime_rewards.mathematics.tokens import Token, tokens_of
-from slime_rewards.mathematics.units import OPERATIONS, UNIT_LETTERS, unit_of
+from slime_rewards.mathematics.units import UNIT_LETTERS, unit_of
 from slime_rewards.mathematics.values import Formula, NotReadError
 from slime_rewards.mathematics.vocabulary import (
     DECORATIONS,
@@ -26,7 +26,6 @@ from slime_rewards.mathematics.vocabulary import (
     SEPARATORS,
 )
 
-_DENIALS = frozenset(("no", "incorrect", "invalid", "false", "extraneous", "rejected", "excluded"))
 _DIGITS = re.compile(r"[0-9A-Za-z]+")
 
 
@@ -110,8 +109,6 @@ class FormulaReader(QuantityStream):
             self._constant(NAMED[letters])
         elif letters.casefold() in SEPARATORS:
             self._separator()
-        elif re.fullmatch(r"[A-Z][a-z]{3,}", letters) and self._is_label(letters):
-            self._name(letters.casefold())
         elif not letters.isascii():
             if not (self._ends_in_value() and self._tail(self._at - 1)):
                 raise NotReadError
@@ -178,8 +175,6 @@ class FormulaReader(QuantityStream):
             self._letter(word)
         elif self._ends_in_value() and self._tail(self._at - 1):
             pass
-        elif self._is_label(word):
-            self._name(word.casefold())
         elif len(word) == 1 and word.isalpha():
             self._letter(word)
         elif lower in NAMED or lower in FUNCTIONS or re.fullmatch(r"[A-Z]{2,}", word):
@@ -189,17 +184,6 @@ class FormulaReader(QuantityStream):
             self._at -= 1
         else:
             raise NotReadError
-
-    def _is_label(self, words: str) -> bool:
-        r"""Whether these are words for what follows, as in `\text{Area} = 12`, which are a name."""
-        after = self._next()
-        return (
-            not self._out
-            and after is not None
-            and after.text == "="
-            and re.fullmatch(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*", words) is not None
-            and not any(word in OPERATIONS or word in _DENIALS for word in re.findall(r"\w+", words.casefold()))
-        )
 
     def _command(self, name: str) -> None:
         if name in ("frac", "binom", "sqrt"):
@@ -215,7 +199,7 @@ class FormulaReader(QuantityStream):
             if self._has_angle:
                 self._out.append(r"\cdot")
                 self._put(sympy.pi / 180)
-            self._skip_scale()
+            self._unit = unit_of(["degree", self._scale()])
         elif name in GREEK:
             self._name(f"\\{name}{self._suffix()}")
         elif name in DECORATIONS:
@@ -256,11 +240,13 @@ class FormulaReader(QuantityStream):
                 return True
         return False
 
-    def _skip_scale(self) -> None:
-        """The C or F after a degree sign."""
+    def _scale(self) -> str:
+        """The C or F after a degree sign, which is consumed."""
         after = self._next()
         if after is not None and after.kind in ("letters", "text") and after.text.strip() in ("C", "F"):
             self._take()
+            return after.text.strip()
+        return ""
 
     def _arguments(self, count: int) -> None:
         r"""The arguments of a command, each in braces: those of `\frac12` and `\frac\pi2` too."""
@@ -289,6 +275,11 @@ class FormulaReader(QuantityStream):
                     self._out.append("}")
                 return
             else:
+                if token.kind == "letters" and count == 2 and len(token.text) > 1:  # \binom nk
+                    first = self._tokens.index(token, self._at)
+                    self._tokens[first : first + 1] = [
+                        Token("letters", part) for part in (token.text[0], token.text[1:])
+                    ]
                 self._out.append("{")
                 self._single()
                 self._out.append("}")
@@ -377,7 +368,7 @@ class FormulaReader(QuantityStream):
 
 def in_base(digits: str, base: str) -> sympy.Integer:
     """The value of digits in a base. Raises `NotReadError` unless they are digits of it."""
-    base = re.sub(r"\\text|[^\w]", "", base)
+    base = re.sub(r"\\text|base|[^\w]", "", base)
     if not base.isdecimal() or not 2 <= int(base) <= 36 or _DIGITS.fullmatch(digits) is None:
         raise NotReadError
     try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy
 
+from slime_rewards.denials import TAKEN_BACK
 from slime_rewards.mathematics.tokens import Token, TokenStream
 from slime_rewards.mathematics.units import OPERATIONS, POWERS, UNIT_LETTERS, Unit, unit_of
 from slime_rewards.mathematics.values import NotReadError
@@ -85,6 +86,8 @@ class QuantityStream(TokenStream):
         if rest and rest[0].text not in (",", ";", ")"):
             return False
         words = [one for one in words if one]
+        if TAKEN_BACK.match(" ".join(words)):  # 5 (rejected)
+            raise NotReadError
         if not self._may_be_unit(start, at):
             return False
         if not words or (first := words[0].casefold().strip(".,")) in ("and", "or"):

@@ -9,11 +9,12 @@ from dataclasses import replace
 import sympy
 from sympy.core.symbol import Str
 
+from slime_rewards.denials import REFUSED
 from slime_rewards.mathematics.bounds import TooMuchWorkError, bounded
 from slime_rewards.mathematics.formula import FormulaReader, in_base
 from slime_rewards.mathematics.spelling import STYLES, as_words, plain_spelling
-from slime_rewards.mathematics.units import DOLLAR_SIGN
-from slime_rewards.mathematics.values import Answer, Formula, NotReadError, Ordered, Words
+from slime_rewards.mathematics.units import DOLLAR_SIGN, OPERATIONS
+from slime_rewards.mathematics.values import Answer, Formula, Members, NotReadError, Ordered, Relation, Words
 
 #: characters of the longest text that is read as a formula; longer ones are compared as they are written
 _MOST_CHARACTERS = 400
@@ -29,14 +30,23 @@ _PRODUCT = re.compile(
 _IN_BASE = re.compile(r"\(?((?=[A-Z]*\d|[A-F]{2})[0-9A-Z]+)\)?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 #: x \equiv 5 \pmod{7}
 _MODULO = re.compile(
-    r"(?:.*(?:\\equiv(?![A-Za-z])|≡))?(.+?)\(?\s*\\?(?:pmod|bmod|mod)(?![A-Za-z])\s*\{?([^{}()]+)\}?\)?"
+    r"(?:.*(?:\\equiv(?![A-Za-z])|≡|=))?(.+?)\(?\s*\\?(?:pmod|bmod|mod)(?![A-Za-z])\s*\{?([^{}()]+)\}?\)?"
 )
 #: 2:3, and 12:30, which may be the time of a clock
 _RATIO, _CLOCK = re.compile(r"[^:]{1,40}(?::[^:]{1,40}){1,3}"), re.compile(r"\d{1,2}(?::[0-5]\d)+")
+#: 2024-01-15
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 #: a price, whose sign is no part of the formula
 _PRICE = re.compile(r"\s*\\?\$\s*[\d.][^$]*")
 #: words, without a symbol of mathematics: `even`, `No solution.`
 _LETTERS_ONLY = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*[.!?]?|[A-Za-z]+(?:[ '-][A-Za-z]{2,})+[.!?]?")
+#: words for what follows: `\text{Area: }12`, `Area is 12`, `\text{Area} = 12`
+_LABELLED = re.compile(
+    rf"(?:\\(?:{STYLES})\s?\{{\s?)?(?:the )?(?=[a-z]{{2}})([a-z]+(?:[ '-][a-z]+){{0,8}}?)"
+    r"(?:\s?\}\s?[:=]|\s?[:=]\s?\}|\s(?:is|equals)\s?:?\s?\}|(?<=[a-z]{4})(?:\s?[:=]|\s(?:is|equals)))\s?"
+    r"(?=[\d\\(\[{$.+-]|[a-z]\b)(.+)",
+    re.IGNORECASE,
+)
 #: "the answer is 5", as words in a box
 _STATEMENT = re.compile(r"\b(?:answer|result|value|total|sum)\s+(?:is|equals)\s*:?\s+(\S+?)\.?$", re.IGNORECASE)
 
@@ -52,6 +62,10 @@ def read(text: str) -> Answer | None:
         return read(whole[1])
     if not text:
         return None
+    if _DATE.fullmatch(text):
+        return Words(text)
+    if (labelled := _labelled(text)) is not None:
+        return labelled
     if len(text) <= _MOST_CHARACTERS and (_LETTERS_ONLY.fullmatch(text) is None or _PRODUCT.fullmatch(text)):
         try:
             if (digits := _IN_BASE.fullmatch(text)) is not None:
@@ -68,6 +82,21 @@ def read(text: str) -> Answer | None:
     if (said := _STATEMENT.search(text)) is not None and isinstance(inner := read(said[1]), Formula):
         return inner
     return Words(as_words(text))
+
+
+def _labelled(text: str) -> Formula | None:
+    """The equation of a name in words and the formula behind it; None if the text is no such thing."""
+    if len(text) > _MOST_CHARACTERS or (found := _LABELLED.fullmatch(text)) is None:
+        return None
+    if re.search(rf"{REFUSED}|\bno\b", found[1], re.IGNORECASE):
+        return None
+    if not OPERATIONS.keys().isdisjoint(found[1].casefold().split()):
+        return None
+    inner = read(found[2])
+    if not isinstance(inner, Formula) or isinstance(inner.value, Members):
+        return None
+    value = inner.value.right if isinstance(inner.value, Relation) and inner.value.sign == "=" else inner.value
+    return replace(inner, value=Relation(sympy.Symbol(found[1].casefold(), real=True), "=", value))
 
 
 def _ratio(parts: list[str]) -> Formula:

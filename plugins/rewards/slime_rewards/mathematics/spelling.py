@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from slime_rewards.denials import TAKEN_BACK
 from slime_rewards.mathematics.units import unit_of
 
 #: symbols of Unicode, and how LaTeX writes them
@@ -11,7 +12,7 @@ _SYMBOLS = str.maketrans(
     {
         **dict.fromkeys("\u2212\u2013\ufe63\uff0d", "-"),
         **dict.fromkeys("\u00d7\u22c5\u00b7\u2217", r"\times "),
-        **dict.fromkeys("€£¥₹…", " "),
+        **dict.fromkeys("£¥₹…", " "),
         **dict.fromkeys("°º", r"\degree "),
         "¢": " cents ",
         **dict.fromkeys("\u2032\u2019", "'"),
@@ -42,10 +43,9 @@ _SYMBOLS = str.maketrans(
         "\u3002": ".",
     }
 )
-#: 5 (not valid) is not 5
-_DENIALS = (
-    r"(?:not (?:an? |the )?(?:valid|correct|right|possible|allowed|true|answer|solution)|wrong|incorrect|invalid|false"
-    r"|rejected?|extraneous|impossible)(?: (?:answer|solution|root|value|one))?\}?\)"
+#: commands that set words in a style
+STYLES = (
+    "text|textbf|textit|textrm|texttt|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|mbox|operatorname|boldsymbol|bm"
 )
 #: spellings of the same thing, applied in this order
 _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -53,10 +53,16 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     for pattern, plain in (
         (r"(?<!\\)\$|\\\$|\\[()\[\]]", " "),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it)(?![A-Za-z])", " "),
+        (r"\\(?:large|Large|LARGE|huge|Huge|small|normalsize)(?![A-Za-z])|\\color\s*\{[^{}]*\}", " "),
+        (r"\\(?:textcolor\s*\{[^{}]*\}|underline(?=\s*\{[\d.,-]+\}))\s*\{([^{}]*)\}", r"{\1}"),
+        (r"€\s*([\d.,]*\d)(?![\d\s]*[A-Za-z])|(?<=\d)\s*+€", r"\1 euros "),
+        ("€", " "),
         (r"\\[bB]ig{1,2}[lrm]?(?![A-Za-z])|\\(?:left|right|middle)(?![A-Za-z])\s*\.?(?=\s*(?:[^A-Za-z]|$))", ""),
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:[dtcs]|nice)frac(?![A-Za-z])", r"\\frac"),
         (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"(?:\{\s*\}|^)_\{?(\d+)\}?\s*C_\{?(\d+)\}?", r"\\binom{\1}{\2}"),
+        (r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\over(?![A-Za-z])([^{}]*)$", r"\\frac{\1\3}{\2\4}"),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
         (r"\\(?:leqslant|leq|le)(?![A-Za-z])", r"\\leq "),
         (r"\\(?:geqslant|geq|ge)(?![A-Za-z])", r"\\geq "),
@@ -79,7 +85,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\colon(?![A-Za-z])", ":"),
         (r"^(-?[\d.,]+\s+)l$", r"\1L"),  # 5 l
         (r"\\(?:ldots|dots|cdots)(?![A-Za-z])", " "),
-        (r"(?<=\d)\s*\\overline\s*\{(\d+)\}", r"\\overline{\1}"),
+        (r"(?<=\d\.)\((\d+)\)|(?<=[\d.])\s*+\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))", r"\\overline{\1\2\3}"),
         (r"\\approx(?![A-Za-z])|\\doteq(?![A-Za-z])", "="),
         (r"\\langle(?![A-Za-z])", "("),
         (r"\\rangle(?![A-Za-z])", ")"),
@@ -87,8 +93,8 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         # 3 x 10^5
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times "),
         # 7^{\text{th}}, 2 (two), and the letter of a choice, \textbf{(D) }5
-        (r"(?<=\d)\s*\^\s*\{?\s*\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
-        (rf"(?<=\d)\s*\((?:\\text\s*\{{)?(?!{_DENIALS})[a-z]{{3,}}(?:[ -][a-z]+)*\}}?\)\s*$", ""),
+        (r"(?<=\d)\s*\^\s*+(?:\{\s*)?\\(?:text|mathrm)\s*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", ""),
+        (rf"(?<=\d)\s*+(?!{TAKEN_BACK.pattern})\((?:\\text\s*\{{)?[a-z]{{3,}}(?:[ -][a-z]+)*\}}?\)\s*$", ""),
         (r"^\s*(?:\\(?:text|textbf|mathbf|mathrm)\s*\{\s*\([A-J]\)\s*\}|\([A-J]\))\s*(?:\\[ ,;:]\s*)?(?=[\d\\(-])", ""),
         (r"(?<=\d)(?:st|nd|rd|th)\b", ""),
         (r"\\mid(?![A-Za-z])", "|"),
@@ -98,6 +104,12 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\\{\s*\\\}", r"\\emptyset "),
         # {x | x > 1}
         (r"^\s*\\\{\s*([a-z])\s*(?:\\in\s*(?:\\mathbb\s*\{R\}|R)\s*)?[|:]([^{}|]*)\\\}\s*$", r"\2"),
+        (r"(?:\\!)?:(?:\\!)?", ":"),
+        # 101 (base 2), 3:45 p.m., 2\mathrm{\pi}
+        (r"^\s*([0-9A-Z]+)\s*+(?:\\text\s*\{)?[\s(]*base\s*(\d{1,2})\s*\)?\s*\}?\s*$", r"\1_{\2}"),
+        (r"(:\d\d)\s*+(?:\\text\s*\{\s*)?([AaPp])\.?\s?[Mm]\b\.?\}?", r"\1 \2m"),
+        (rf"\\(?:{STYLES})\s*\{{\s*(\\[A-Za-z]+)\s*\}}", r"\1 "),
+        (r"^\s*(?:\\text\s*\{\s*)?[Aa]ll (?:real numbers|reals)\.?\s*\}?\.?\s*$", r"\\mathbb{R}"),
         (r"\s+", " "),
     )
 )
@@ -106,12 +118,10 @@ _FRACTIONS = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4",
 }  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-#: commands that set words in a style
-STYLES = (
-    "text|textbf|textit|textrm|texttt|textnormal|mathrm|mathbf|mathit|mathsf|mathtt|mbox|operatorname|boldsymbol|bm"
-)
 #: styles within each other that are removed from words
 _MOST_STYLES = 10
+#: 1 000, if it is the only number
+_SPACED_THOUSANDS = re.compile(r"(\D*)([1-9]\d{0,2}(?: \d{3})+)(?=(?:\.\d+)?[^\d/_^]*$)")
 #: \mathrm{m\,s^{-1}}
 _RAISED_UNIT = re.compile(rf"\\(?:{STYLES})\s*\{{(?:[^{{}}^]|\^-?\d|\^\{{-?\d+\}})*\}}")
 #: a unit with brackets or a fraction behind the number at the end: \frac{m}{s^2}, J/(mol K)
@@ -131,6 +141,8 @@ def plain_spelling(text: str) -> str:
     text = re.sub(r"[₀₁₂₃₄₅₆₇₈₉]+", lambda found: f"_{{{found[0].translate(_LOWERED)}}}", text)
     for pattern, plain in _SPELLINGS:
         text = pattern.sub(plain, text)
+    if (spaced := _SPACED_THOUSANDS.match(text)) is not None:
+        text = spaced[1] + spaced[2].replace(" ", "") + text[spaced.end() :]
     text = _RAISED_UNIT.sub(lambda found: re.sub(r"\^\{(-?\d+)\}", r"^\1", found[0]), text)
     text = text.strip().removeprefix("=").lstrip()
     while text.endswith((".", ",", ";", ":")) or text.endswith("\\"):
