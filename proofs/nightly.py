@@ -20,6 +20,8 @@ from typing import Any
 
 import tomli_w
 
+from slime_planner.devices import find_packages
+
 ROOT = Path(__file__).parents[1]
 LAST_PASSED = Path(__file__).with_name("last_passed.toml")
 
@@ -32,6 +34,8 @@ class Part:
     arguments: tuple[str, ...]
     minutes_at_most: int
     summary: str
+    #: whether it says something only with the packages of requirements/gpu.txt
+    for_gpu_packages: bool = False
 
 
 PYTEST = ("-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "nightly")
@@ -42,6 +46,9 @@ PARTS = {
     "kill-points": Part(("-m", "proofs.kill_points"), 90, "runs killed at 20 random moments and continued"),
     "soak": Part(("-m", "proofs.soak"), 90, "thousands of steps in which nothing grows"),
     "mutants": Part(("-m", "proofs.mutants"), 240, "single-line changes that no test notices"),
+    "gpu-set": Part(
+        ("-m", "proofs.gpu_set"), 20, "modules and engines' command lines with the packages for GPUs", True
+    ),
 }
 
 
@@ -64,7 +71,10 @@ def main() -> int:
 
 
 def run(name: str, part: Part) -> bool:
-    """Run one part and record it if it passes."""
+    """Run one part and record it if it passes. One that cannot run here says so, and is not recorded."""
+    if part.for_gpu_packages and not find_packages().cuda:
+        print(f"=== {name}: skipped, the packages for GPUs are not installed: make install DEVICE=cuda", flush=True)
+        return True
     print(f"=== {name}: {part.summary} (at most {part.minutes_at_most} minutes)", flush=True)
     began = time.monotonic()
     try:

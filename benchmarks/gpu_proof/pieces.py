@@ -182,8 +182,10 @@ def unpack(folder: Path, target: Path) -> Manifest:
     manifest = join(folder, target)
     if (target / SOURCE).is_file():
         shutil.rmtree(target / "source", ignore_errors=True)
+        # Python 3.11 has filters from 3.11.4 on.
+        safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         with tarfile.open(target / SOURCE) as archive:
-            archive.extractall(target / "source", filter="data")
+            archive.extractall(target / "source", **safe)
     return manifest
 
 
