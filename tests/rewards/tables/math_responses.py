@@ -311,4 +311,7 @@ WHOLE: list[tuple[str, str, bool]] = [
     ("75", "75% of them", True),
     ("5", "x = 5 (extraneous)", False),
     ("5", "\n#### 5 (incorrect)", False),
+    ("5", "The answer is $5$ (not $6$).", True),
+    ("20", "He paid $5, then $20.", True),
+    ("3", "x = 7 (x = 3 rejected)", False),
 ]
