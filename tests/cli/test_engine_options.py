@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Loop, Slime
 
+from slime.cli.preflight_engine import _LATER
+from slime.config.installed import package_folder
 from slime.config.sglang_options import sglang_flags
 
 
@@ -30,6 +33,28 @@ from slime.config.sglang_options import sglang_flags
 )
 def test_sglang_is_asked_about_names_that_its_source_does_not_list(key: str, is_open: bool) -> None:
     assert sglang_flags()[f"sglang-{key.replace('_', '-')}"].type.is_open == is_open
+
+
+#: what SGLang is asked for besides when its options are tried, as `_build` of the module does
+BUILT = (
+    "configs.model_config:ModelConfig",
+    "configs.load_config:LoadConfig",
+    "model_loader.loader:get_model_loader",
+    "model_loader.loader:_get_quantization_config",
+)
+
+
+@pytest.mark.parametrize("place", [*(place for places in _LATER.values() for place in places), *BUILT])
+def test_sglang_has_what_it_is_asked_for(place: str) -> None:
+    """A missing name is passed over in a run: values of the option would be accepted unseen."""
+    module, _, path = place.partition(":")
+    base = package_folder("sglang", "sglang", "srt") / module.replace(".", "/")
+    file = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    name = path.split(".")[0]
+    assert file.is_file() and re.search(rf"^(def |class )?{name}\b", file.read_text(encoding="utf-8"), re.MULTILINE), (
+        f"SGLang has no {place} any more: find where a server looks the value up now, and change _LATER or _build of"
+        " slime.cli.preflight_engine, or drop it there if SGLang's parser lists the values itself"
+    )
 
 
 @pytest.mark.parametrize(("flag", "level"), [("log-level", "loud"), ("log-level-http", "warn"), ("log-level", "trace")])

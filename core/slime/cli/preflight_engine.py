@@ -74,6 +74,8 @@ def engine_option_problems(config: RunConfig, *, trains: bool) -> Iterator[str]:
     for key in _LEVELS.keys() & options.keys():
         if (level := str(options.pop(key)).lower()) not in _LEVELS[key]:
             yield _unknown(key, level, _LEVELS[key])
+    # Numbers alone are compared with their ranges and the model; SGLang is not asked, since its start takes longer than
+    # all other checks. What only a device can tell remains in any case: whether weights, cache and CUDA graphs fit it.
     open_options = {key: value for key, value in options.items() if _flag(key).type.is_open}
     if open_options:
         yield from _asked(config, open_options)
