@@ -81,6 +81,8 @@ class Part:
     gpus: int = 1
 
 
+_STEP = "training:training_step"
+_TE = (*_TRAINER, "transformer_engine")
 _LOOP = (*_TRAINER, "sglang", "sglang_router", "ray")
 PARTS = (
     Part("three-way", "three-way, float32", "training:three_way", {"dtype": "float32"}, 60, _TRAINER),
@@ -90,15 +92,12 @@ PARTS = (
     Part("sync", "sync, distributed", "serving:sync", {"transport": "distributed"}, 40, (*_TRAINER, "sglang"), gpus=2),
     Part("colocated", "colocated loop", "serving:colocated", {}, 80, _LOOP),
     Part("engine", "engine alone", "serving:engine_alone", {}, 45, (*BASE, "torch", "transformers", "sglang")),
-    Part("training", "training step, 0.5B, torch", "training:training_step", {"shape": "0.5B"}, 35, _TRAINER),
-    Part(
-        *("training", "training step, 0.5B, te", "training:training_step"),
-        {"shape": "0.5B", "layers": "transformer_engine"},
-        *(35, (*_TRAINER, "transformer_engine")),
-    ),
-    Part("training", "training step, 7B, torch", "training:training_step", {"shape": "7B"}, 45, _TRAINER),
-    Part("quickstart", "quickstart", "serving:quickstart", {}, 60, _LOOP),
-    Part("long", "1.5B, 8k responses", "serving:long_responses", {}, 130, _LOOP),
+    Part("training", "training step, 0.5B, torch", _STEP, {"shape": "0.5B", "layers": "torch"}, 30, _TRAINER),
+    Part("training", "training step, 0.5B, fused", _STEP, {"shape": "0.5B", "layers": "fused"}, 30, _TRAINER),
+    Part("training", "training step, 0.5B, te", _STEP, {"shape": "0.5B", "layers": "te"}, 30, _TE),
+    Part("training", "training step, 7B", _STEP, {"shape": "7B"}, 45, _TRAINER),
+    Part("quickstart", "quickstart", "serving:quickstart", {}, 55, _LOOP),
+    Part("long", "1.5B, 8k responses", "serving:long_responses", {}, 115, _LOOP),
 )
 CAPTIONS = {
     "three-way": "Largest difference of the log-probs of 8 answers, in nats, of a random model of 3 layers.",

@@ -19,6 +19,7 @@ from tests.support.engines import generated_batch, running
 from tests.support.tiny_models import make_tiny_model, transformers_log_probs
 from tests.train.harness import Centred, make_batch, make_config
 
+from slime.config.layer_backend import missing_for
 from slime.engine.ports import LOOPBACK, free_port
 from slime.engine.server import EngineServer, EngineSpec
 from slime.train.micro_batches import Flops
@@ -90,7 +91,7 @@ def start_rank(config: Any) -> MegatronRank:
 
 
 def three_way(bench: Bench, dtype: str) -> None:
-    """A row for each implementation of the trainer's layers: with and without TransformerEngine.
+    """A row for each implementation of the trainer's layers.
 
     Without SGLang the answers are random, and only trainer and transformers are compared.
     """
@@ -103,16 +104,18 @@ def three_way(bench: Bench, dtype: str) -> None:
         batch = make_batch(masked=False)
     independent = transformers_log_probs(folder, batch, temperature=TEMPERATURE, dtype=dtype, device=bench.device)
     engines = batch.rollout_log_probs
-    for layers in ("local", "transformer_engine"):
+    for layers in ("torch", "fused", "te"):
         gaps = {"dtype": dtype, "trainer's_layers": layers}
-        if layers == "transformer_engine" and not bench.on_gpu:
-            bench.row(**gaps, trainer_and_transformers="TransformerEngine has no CPU form")
+        if (lacks := missing_for(layers, on_gpu=bench.on_gpu)) is not None:
+            bench.row(**gaps, trainer_and_transformers=f"not measured: {layers} {lacks}")
             continue
-        if importlib.util.find_spec(layers) is None and layers != "local":
-            bench.row(**gaps, trainer_and_transformers="TransformerEngine is not installed")
-            continue
-        flags = {"transformer_impl": layers, "bf16": dtype == "bfloat16"}
-        config = make_config(folder, device=bench.device, rollout_temperature=TEMPERATURE, megatron=flags)
+        config = make_config(
+            folder,
+            device=bench.device,
+            rollout_temperature=TEMPERATURE,
+            layer_backend=layers,
+            megatron={"bf16": dtype == "bfloat16"},
+        )
         trainer = in_new_process(_trainer_log_probs, config, batch)
         gaps["trainer_and_transformers"] = _gap(trainer, independent)
         if engines is not None:
@@ -144,7 +147,7 @@ def _gap(left: Any, right: Any) -> str:
 # --- speed --------------------------------------------------------------------------------------------
 
 
-def training_step(bench: Bench, shape: str, layers: str = "local") -> None:
+def training_step(bench: Bench, shape: str, layers: str = "auto") -> None:
     """Time, memory and MFU of training steps with random weights, by the trainer's layers of one kind.
 
     As many layers as fit into memory are trained.
@@ -152,8 +155,9 @@ def training_step(bench: Bench, shape: str, layers: str = "local") -> None:
     flags = _QWEN | SHAPES[shape] | (_SMALL if bench.small else {})
     count = flags["num_layers"] if not bench.on_gpu else layers_that_fit(flags, torch.cuda.mem_get_info()[0])
     whole = SHAPES[shape]["num_layers"]
-    flags |= {"num_layers": count, "transformer_impl": layers}
-    config = make_config(None, device=bench.device, megatron=flags, max_tokens_per_gpu=256 if bench.small else 4096)
+    flags["num_layers"] = count
+    tokens = 256 if bench.small else 4096
+    config = make_config(None, device=bench.device, megatron=flags, max_tokens_per_gpu=tokens, layer_backend=layers)
     samples, length = (4, 64) if bench.small else (16, 2048)
     prompt = length // 4
     batch = make_batch(
@@ -181,7 +185,7 @@ def training_step(bench: Bench, shape: str, layers: str = "local") -> None:
         shape=shape + (", small" if bench.small else ""),
         layers=f"{count} of {whole}",
         parameters=f"{parameters / 1e6:.2f} M",
-        trained_by="TransformerEngine" if settings.use_transformer_engine else "torch",
+        trained_by=config.layer_backend,
         recomputation="full" if recompute else "none",
         tokens_per_step=f"{samples * length:,}",
         s_per_step=f"{step:.3f}",

@@ -67,16 +67,19 @@ def test_parts_measure_real_numbers_on_a_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     parts, agreement, syncs, [shared], [alone], steps, [whole], [long] = tables(out.read_text(encoding="utf-8"))
     assert [row["result"] for row in parts] == [
-        *["ok"] * 6, "skipped: needs transformer-engine", *["ok"] * 3,
+        *["ok"] * 7, "skipped: needs transformer_engine", *["ok"] * 3,
     ]  # fmt: skip
 
-    local, other = agreement
-    for pair in ("trainer and transformers", "engine and transformers", "engine and trainer"):
-        assert 0 < float(local[pair]) < 1e-4
-    assert other["trainer and transformers"] == "TransformerEngine has no CPU form"
+    assert [row["trainer's layers"] for row in agreement] == ["torch", "fused", "te"]
+    for row in agreement[:2]:
+        for pair in ("trainer and transformers", "engine and transformers", "engine and trainer"):
+            assert 0 < float(row[pair]) < 1e-4
+    assert agreement[2]["trainer and transformers"].startswith("not measured: te needs a GPU")
 
-    assert [row["layers"] for row in steps] == ["2 of 24", "2 of 28"]
-    for row, passes in zip(steps, (3, 4), strict=True):
+    assert [(row["layers"], row["trained by"]) for row in steps] == [
+        ("2 of 24", "torch"), ("2 of 24", "fused"), ("2 of 28", "torch"),
+    ]  # fmt: skip
+    for row, passes in zip(steps, (3, 3, 4), strict=True):
         computed = float(row["TFLOP/s"])
         assert computed > 0
         assert float(row["MFU, %"]) == pytest.approx(300 / passes * computed / PEAK_TFLOPS, abs=0.06)

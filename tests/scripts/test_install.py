@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import tomllib
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from scripts.install_checks import problems
 
@@ -102,3 +104,15 @@ def test_each_locked_package_for_gpus_has_hashes() -> None:
     blocks = re.split(r"^(?=[\w.-]+==)", text, flags=re.M)[1:]
     assert len(blocks) > 200
     assert all("--hash=sha256:" in block for block in blocks)
+
+
+def test_locked_packages_install_on_debian_12s_python() -> None:
+    """It is 3.11.2; some packages want a later patch release. Read from those that are installed as they are locked."""
+    wants = {}
+    for file in ("cpu.txt", "dev.txt", "docs.txt"):
+        for name, version in pins(file).items():
+            found = next(iter(importlib.metadata.distributions(name=name)), None)
+            if found is not None and found.version == version:
+                wants[name] = found.metadata.get("Requires-Python") or ">=3"
+    assert len(wants) > 100
+    assert {name: text for name, text in wants.items() if not SpecifierSet(text).contains("3.11.2")} == {}
