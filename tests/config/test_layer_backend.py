@@ -19,14 +19,10 @@ ALL = "transformer_engine triton slime_fused"
 #: packages, options of slime and of Megatron -> layers
 CHOICES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (ALL, {"device": "cuda"}, {}, "te"),
-    ("triton slime_fused", {"device": "cuda"}, {}, "fused"),
-    ("slime_fused", {"device": "cuda"}, {}, "torch"),
-    ("triton", {"device": "cuda"}, {}, "torch"),
+    ("triton slime_fused", {"device": "cuda"}, {}, "torch"),
     (ALL, {"device": "cpu"}, {}, "torch"),
-    (ALL, {"device": "cuda", "lora_rank": 8}, {}, "fused"),
+    (ALL, {"device": "cuda", "lora_rank": 8}, {}, "torch"),
     (ALL, {"device": "cuda", "deterministic": True}, {}, "te"),
-    ("triton slime_fused", {"device": "cuda", "deterministic": True}, {}, "torch"),
-    ("triton slime_fused", {"device": "cuda"}, {"deterministic_mode": True}, "torch"),
     (ALL, {"device": "cuda"}, {"transformer_impl": "local"}, "torch"),
     ("triton slime_fused", {"device": "cuda"}, {"transformer_impl": "transformer_engine"}, "te"),
     (ALL, {"device": "cuda", "layer_backend": "fused"}, {}, "fused"),

@@ -13,19 +13,14 @@ LayerBackend = Literal["fused", "te", "torch"]
 MEGATRONS_WORDS: dict[str, LayerBackend] = {"transformer_engine": "te", "local": "torch"}
 
 
-def choose_layers(*, on_gpu: bool, adapters: bool, deterministic: bool) -> LayerBackend:
-    """The choice of a run that states none. On a CPU nothing is fused: compiling takes longer than small models train.
+def choose_layers(*, on_gpu: bool, adapters: bool) -> LayerBackend:
+    """The choice of a run that states none. Never `fused`: on a CPU it is slow to compile, on a GPU it is unproven.
 
     Args:
         on_gpu: Whether the run is on NVIDIA devices.
         adapters: Whether it trains adapters.
-        deterministic: Whether its numbers must be the same to the bit each time.
     """
-    if not on_gpu:
-        return "torch"
-    if not adapters and missing_for("te", on_gpu=True) is None:
-        return "te"
-    return "torch" if deterministic or missing_for("fused", on_gpu=True) is not None else "fused"
+    return "te" if not adapters and missing_for("te", on_gpu=on_gpu) is None else "torch"
 
 
 def missing_for(layers: str, *, on_gpu: bool) -> str | None:

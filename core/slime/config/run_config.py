@@ -216,8 +216,7 @@ class RunConfig(BaseModel):
         if stated != "auto":
             return stated
         named = MEGATRONS_WORDS.get(self.megatron.get("transformer_impl", ""))
-        deterministic = self.run.deterministic or bool(self.megatron.get("deterministic_mode"))
-        return named or choose_layers(on_gpu=self.on_gpu, adapters=self.lora.asked, deterministic=deterministic)
+        return named or choose_layers(on_gpu=self.on_gpu, adapters=self.lora.asked)
 
     @property
     def names_layers(self) -> bool:

@@ -16,7 +16,7 @@ from slime_fused.layers import FusedNorm, FusedSoftmax
 
 #: of the largest number of a result: sums of a hundred float32 numbers; one rounding to bfloat16 of what was exact
 TOLERANCE = {torch.float32: 16 * torch.finfo(torch.float32).eps, torch.bfloat16: torch.finfo(torch.bfloat16).eps / 2}
-COMPILED = pytest.param("default", marks=pytest.mark.slow, id="compiled")
+COMPILED = pytest.param("default", marks=pytest.mark.nightly, id="compiled")
 
 
 @pytest.fixture(params=[pytest.param("force_eager", id="formula"), COMPILED])

@@ -73,7 +73,7 @@ def test_a_compiled_step_in_float32(model_folder: Folders) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiled_step_in_bfloat16_is_no_further_from_float32(model_folder: Folders) -> None:
     folder = model_folder("qwen3")
     [exact] = steps(folder, "alone", "torch")
