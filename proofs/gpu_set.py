@@ -2,15 +2,18 @@
 
     python -m proofs.gpu_set
 
-Every module of slime and its shops is imported, and SGLang's own parser reads the command line of an engine for each
-script in `scripts/models`. The exit status is 1 if one fails. It works with the packages for the CPU too.
+Every module of slime and its shops is imported, SGLang's own parser reads the command line of an engine for each
+script in `scripts/models`, and flash-attn-4 is compared with how slime calls it. The exit status is 1 if one fails. It
+works with the packages for the CPU too.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.util
+import inspect
 import json
 import pkgutil
 import sys
@@ -87,10 +90,25 @@ def refusals(folder: Path) -> Iterator[str]:
                 yield f"{name}: SGLang has no {' '.join(unknown)}"
 
 
+def call_problems() -> Iterator[str]:
+    """What flash-attn-4, where it is installed, would not take of the call in `slime_fused.attention`."""
+    if importlib.util.find_spec("flash_attn") is None:
+        return
+    call = ast.parse(inspect.getsource(importlib.import_module("slime_fused.attention")))
+    nodes = [node for node in ast.walk(call) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes if ast.unparse(node.func) == "flash_attn_varlen_func"]
+    signature = inspect.signature(importlib.import_module("flash_attn.cute").flash_attn_varlen_func)
+    for one in calls:
+        try:
+            signature.bind(*one.args, **{str(word.arg): None for word in one.keywords})
+        except TypeError as error:
+            yield f"flash_attn_varlen_func: {error}"
+
+
 def main() -> int:
     """Look at everything; a line for each problem."""
     names = modules()
-    found = [*import_problems(names)]
+    found = [*import_problems(names), *call_problems()]
     with tempfile.TemporaryDirectory() as folder:
         found += refusals(Path(folder))
     for problem in found:

@@ -85,19 +85,19 @@ _STEP = "training:training_step"
 _TE = (*_TRAINER, "transformer_engine")
 _LOOP = (*_TRAINER, "sglang", "sglang_router", "ray")
 PARTS = (
-    Part("three-way", "three-way, float32", "training:three_way", {"dtype": "float32"}, 60, _TRAINER),
-    Part("three-way", "three-way, bfloat16", "training:three_way", {"dtype": "bfloat16"}, 60, _TRAINER),
+    Part("three-way", "three-way, float32", "training:three_way", {"dtype": "float32"}, 50, _TRAINER),
+    Part("three-way", "three-way, bfloat16", "training:three_way", {"dtype": "bfloat16"}, 50, _TRAINER),
     # NCCL refuses two ranks on one GPU; a handle of CUDA IPC can be opened only by a process that sees the same GPU.
-    Part("sync", "sync, tensor", "serving:sync", {"transport": "tensor"}, 50, (*_TRAINER, "sglang")),
+    Part("sync", "sync, tensor", "serving:sync", {"transport": "tensor"}, 45, (*_TRAINER, "sglang")),
     Part("sync", "sync, distributed", "serving:sync", {"transport": "distributed"}, 40, (*_TRAINER, "sglang"), gpus=2),
-    Part("colocated", "colocated loop", "serving:colocated", {}, 80, _LOOP),
-    Part("engine", "engine alone", "serving:engine_alone", {}, 45, (*BASE, "torch", "transformers", "sglang")),
+    Part("colocated", "colocated loop", "serving:colocated", {}, 70, _LOOP),
+    Part("engine", "engine alone", "serving:engine_alone", {}, 40, (*BASE, "torch", "transformers", "sglang")),
     Part("training", "training step, 0.5B, torch", _STEP, {"shape": "0.5B", "layers": "torch"}, 30, _TRAINER),
-    Part("training", "training step, 0.5B, fused", _STEP, {"shape": "0.5B", "layers": "fused"}, 30, _TRAINER),
-    Part("training", "training step, 0.5B, te", _STEP, {"shape": "0.5B", "layers": "te"}, 30, _TE),
-    Part("training", "training step, 7B", _STEP, {"shape": "7B"}, 45, _TRAINER),
-    Part("quickstart", "quickstart", "serving:quickstart", {}, 55, _LOOP),
-    Part("long", "1.5B, 8k responses", "serving:long_responses", {}, 115, _LOOP),
+    Part("training", "training step, 0.5B, fused", _STEP, {"shape": "0.5B", "layers": "fused"}, 70, _TRAINER),
+    Part("training", "training step, 0.5B, te", _STEP, {"shape": "0.5B", "layers": "te"}, 20, _TE),
+    Part("training", "training step, 7B, fused", _STEP, {"shape": "7B", "layers": "fused"}, 80, _TRAINER),
+    Part("quickstart", "quickstart", "serving:quickstart", {}, 50, _LOOP),
+    Part("long", "1.5B, 8k responses", "serving:long_responses", {}, 95, _LOOP),
 )
 CAPTIONS = {
     "three-way": "Largest difference of the log-probs of 8 answers, in nats, of a random model of 3 layers.",

@@ -241,9 +241,10 @@ def test_a_checkpoint_under_another_name_is_refused(slime: Slime) -> None:
 
 @pytest.mark.usefixtures("interrupted")
 def test_changed_options_are_noted(slime: Slime) -> None:
-    ended = slime("train", "--resume", str(RUN), "--num-rollout", "6", "--lr", "1e-5", "--dry-run")
-    found = " ".join(ended.out.split())
-    assert "was saved with other options: --num-rollout 6 (was 4), --lr 1e-05 (was 0.0001)" in found
+    other = ["--num-rollout", "6", "--lr", "1e-5", "--layer-backend", "fused"]
+    found = " ".join(slime("train", "--resume", str(RUN), *other, "--dry-run").out.split())
+    said = "--num-rollout 6 (was 4), --layer-backend fused (was torch), --lr 1e-05 (was 0.0001)"
+    assert f"was saved with other options: {said}" in found
     assert "other options" not in slime("train", "--resume", str(RUN), "--dry-run").out
 
 

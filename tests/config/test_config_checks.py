@@ -196,14 +196,6 @@ from slime.config.run_config import nvidia_devices
         ("--transformer-impl transformer_engine", "--transformer-impl transformer_engine needs a GPU"),
         ("--layer-backend te", "--layer-backend te needs a GPU, and this run is on CPU (--device). Drop it"),
         (
-            "--device cuda --layer-backend te",
-            "--layer-backend te needs the package transformer_engine, which is not installed. Drop it, or build",
-        ),
-        (
-            "--device cuda --layer-backend fused",
-            "--layer-backend fused needs the package triton, which PyTorch for GPUs",
-        ),
-        (
             "--layer-backend fused --transformer-impl local",
             "--transformer-impl local contradicts --layer-backend fused: they set the same. Drop one of them",
         ),
@@ -238,7 +230,6 @@ def test_a_combination_that_cannot_work_is_refused(refused: Refused, words: str,
         "--loss-constant-length 512",
         "--no-rope-fusion --no-gradient-accumulation-fusion --attention-backend auto --transformer-impl local",
         "--layer-backend torch --transformer-impl local",
-        "--layer-backend fused",
         "--device cuda --layer-backend torch --deterministic",
         "--device cuda --gradient-accumulation-fusion --attention-backend flash",
         "--sequence-parallel",

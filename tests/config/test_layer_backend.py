@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +88,25 @@ def test_fused_layers_need_a_compiler(
     assert said is None or said in str(found)
 
 
-def test_a_missing_package_of_slimes_own_is_named(installed: Callable[[str], None]) -> None:
-    installed("triton")
-    assert "needs the package slime_fused" in str(missing_for("fused", on_gpu=True))
+def test_fused_layers_need_pythons_headers(
+    installed: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed("triton slime_fused")
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    assert f"needs Python's headers, and {tmp_path} has none" in str(missing_for("fused", on_gpu=True))
+    (tmp_path / "Python.h").touch()
+    assert missing_for("fused", on_gpu=True) is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "present", "said"),
+    [
+        ("te", "", "needs the package transformer_engine, which is not installed. Drop it, or build"),
+        ("fused", "triton", "needs the package slime_fused"),
+        ("fused", "slime_fused", "needs the package triton, which PyTorch for GPUs"),
+    ],
+)
+def test_a_missing_package_is_named(layers: str, present: str, said: str, installed: Callable[[str], None]) -> None:
+    installed(present)
+    assert said in str(missing_for(layers, on_gpu=True))

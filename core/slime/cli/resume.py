@@ -239,6 +239,7 @@ def _other_options(saved: RunConfig, now: RunConfig) -> Iterator[str]:
             was, value = getattr(getattr(saved, section), name), getattr(getattr(now, section), name)
             yield from _difference(SECTIONS[section].model_fields[name].alias or name, was, value)
     yield from _difference("seed", saved.run.seed, now.run.seed)
+    yield from _difference("layer_backend", saved.layer_backend, now.layer_backend)
     for prefix, before, after in (
         ("", saved.megatron, now.megatron),
         ("sglang_", saved.sglang, now.sglang),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sysconfig
+from pathlib import Path
 from typing import Literal
 
 LayerBackend = Literal["fused", "te", "torch"]
@@ -48,4 +50,7 @@ def missing_for(layers: str, *, on_gpu: bool) -> str | None:
     compilers = [os.environ[name]] if os.environ.get(name) else list(usual)
     if not any(shutil.which(compiler.split()[0]) for compiler in compilers):
         return f"needs a compiler, and {' or '.join(compilers)} is not found. Install g++, or drop it"
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").is_file():
+        return f"needs Python's headers, and {headers} has none. Install them (python3-dev on Debian), or drop it"
     return None

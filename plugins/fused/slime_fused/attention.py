@@ -43,8 +43,14 @@ class FusedAttention(PackedAttention):
         """That for these tensors; None if slime's own attention computes."""
         whole = self.cp_group is None and packed.prefixes is None
         if not (whole and query.is_cuda and query.size(-1) == value.size(-1)):
+            _note_own("context parallelism" if self.cp_group is not None else "these tensors")
             return None
         return kernel_for(torch.cuda.get_device_capability(query.device), query.dtype, query.size(-1))
+
+
+@cache
+def _note_own(why: str) -> None:
+    logger.info("attention: slime's own, since no kernel serves %s", why)
 
 
 @cache
@@ -81,8 +87,8 @@ def _flash_attention() -> Kernel | None:
     """That of flash-attn-4; None if it cannot be imported."""
     try:
         from flash_attn.cute import flash_attn_varlen_func
-    except ImportError as error:
-        logger.info("flash-attn-4 cannot be imported: %s", error)
+    except Exception as error:  # noqa: BLE001 - whatever its libraries for CUDA raise at their import
+        logger.warning("flash-attn-4 cannot be imported, torch's kernel computes: %s", error)
         return None
 
     def flash(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, longest: int, scale: float) -> Tensor:

@@ -2,8 +2,8 @@
 
 Norms, rotary embeddings, SwiGLU and the softmax of the output layer are the formulas of `slime.train`, compiled by
 torch into one pass over memory each, on a CPU as on a GPU. Intermediate numbers of half precision are not rounded
-there, so results differ from the other layers' by rounding errors. Sizes are symbols in what is compiled: micro-batches
-of new lengths compile nothing.
+there, so results differ from the other layers' by rounding errors. Sizes are symbols in what is compiled: new lengths
+compile nothing, but one row and none are forms of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
-from megatron.core.fusions import fused_bias_swiglu
 from torch import Tensor
 
 from slime.train.attention import PackedAttention
@@ -149,6 +148,9 @@ class FusedSoftmax(Softmax):
 
 def install() -> FusedLayers:
     """Have Megatron's feed-forward networks use the compiled SwiGLU; returns what replaces slime's own layers."""
+    # Imported here, after slime.train, which prepares Megatron for a CPU.
+    from megatron.core.fusions import fused_bias_swiglu
+
     fused_bias_swiglu.swiglu, fused_bias_swiglu.swiglu_back = swiglu, swiglu_back
     modules: dict[type, type] = {
         Norm: FusedNorm,

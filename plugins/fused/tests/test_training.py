@@ -48,11 +48,13 @@ def steps(folder: Any, layout: str, layers: str, stance: str = "force_eager", **
     [
         ("qwen3", "alone", {"FusedNorm", "FusedAttention"}),
         ("qwen3", "tensor 2, sequence", {"FusedNorm", "FusedAttention"}),
-        ("qwen2", "context 2", {"FusedNorm", "FusedAttention"}),
-        ("llama", "recomputed", {"FusedNorm", "FusedAttention"}),
-        ("glm4", "alone", {"FusedNorm", "FusedNormedLinear"}),
-        ("deepseek_v3", "alone", {"FusedNorm", "FusedAttention", "ReplicatedLinear"}),
-        ("qwen3_moe", "alone", {"FusedNorm", "GroupedExperts"}),
+        pytest.param("qwen2", "context 2", {"FusedNorm", "FusedAttention"}, marks=pytest.mark.slow),
+        pytest.param("llama", "recomputed", {"FusedNorm", "FusedAttention"}, marks=pytest.mark.slow),
+        pytest.param("glm4", "alone", {"FusedNorm", "FusedNormedLinear"}, marks=pytest.mark.slow),
+        pytest.param(
+            "deepseek_v3", "alone", {"FusedNorm", "FusedAttention", "ReplicatedLinear"}, marks=pytest.mark.slow
+        ),
+        pytest.param("qwen3_moe", "alone", {"FusedNorm", "GroupedExperts"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_of_every_kind_of_model(family: str, layout: str, modules: set[str], model_folder: Folders) -> None:
@@ -65,7 +67,7 @@ def test_a_step_of_every_kind_of_model(family: str, layout: str, modules: set[st
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiled_step_in_float32(model_folder: Folders) -> None:
     folder = model_folder("qwen3")
     [one], [other] = steps(folder, "alone", "fused", "default"), steps(folder, "alone", "torch")
