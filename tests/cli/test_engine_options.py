@@ -111,6 +111,26 @@ def test_missing_files_and_broken_json_are_refused_without_sglang(
     assert f"--sglang-{option}: got " in ended.err and f"expected {said}" in ended.err
 
 
+def test_files_that_engines_of_a_cluster_read_are_noted(
+    slime: Slime, base_words: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("subprocess.run", lambda words, **_: subprocess.CompletedProcess(words, 0, stdout="[]\n"))
+    cluster = [*base_words, "--ray-address", "10.0.0.1:6379", "--dry-run"]
+    ended = slime("train", *cluster, "--sglang-speculative-draft-model-path", "/shared/draft")
+    assert ended.code == 0, ended.err
+    assert "got '/shared/draft', expected a file on the engines' machines, since this one has none" in caplog.text
+    ended = slime("train", *cluster, "--sglang-deepep-config", "{'a': 1}")
+    assert ended.code == 2 and "expected JSON, or a file that exists" in ended.err
+
+
+def test_attention_of_several_data_parallel_parts_divides_the_gpus_of_an_engine(
+    slime: Slime, base_words: list[str], loop: Loop
+) -> None:
+    ended = slime("train", *base_words, "--sglang-dp-size", "2", "--sglang-enable-dp-attention")
+    assert ended.code == 2 and loop.calls == []
+    assert "--sglang-dp-size 2: with --sglang-enable-dp-attention it divides the GPUs of an engine" in ended.err
+
+
 def test_files_json_and_names_at_the_hub_are_taken(
     slime: Slime, base_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

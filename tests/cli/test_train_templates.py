@@ -86,6 +86,8 @@ def test_what_a_rare_branch_of_a_template_lacks_is_noted(slime: Slime, base_word
         *(template_of(family) for family in FAMILIES.values()),
         "{% if strftime is defined %}{{ strftime(1) }}{% endif %}{{ strftime_now('%Y') }}{{ raise_exception('x') }}",
         "{% macro q(x) %}{{ x|tojson }}{% endmacro %}{{ q(range(2)) }}{% set n = namespace(a=1) %}{{ given(1) }}",
+        "{% if foo %}{{ foo('x') }}{% endif %}{{ bar() if bar else '' }}",
+        "{% if true %}{% macro q() %}{% endmacro %}{% endif %}{{ q() }}",
     ],
 )
 def test_nothing_is_said_of_what_templates_have(template: str) -> None:

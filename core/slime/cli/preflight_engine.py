@@ -67,7 +67,13 @@ def engine_option_problems(config: RunConfig, *, trains: bool) -> Iterator[str]:
     """
     options = dict(config.sglang)
     yield from _weight_problems(options, trains=trains)
-    unread = [*_unread(options)]
+    tp, dp = config.cluster.rollout_num_gpus_per_engine, options.get("dp_size", 1)
+    if options.get("enable_dp_attention") and tp % dp:
+        yield (
+            f"--sglang-dp-size {dp}: with --sglang-enable-dp-attention it divides the GPUs of an engine"
+            f" (--rollout-num-gpus-per-engine {tp})"
+        )
+    unread = [*_unread(options, elsewhere=config.cluster.ray_address is not None)]
     yield from unread
     if unread:
         return
@@ -95,8 +101,11 @@ def _weight_problems(options: Mapping[str, Any], *, trains: bool) -> Iterator[st
         logger.warning("--sglang-load-format dummy: engines start with random weights, until the trainer sends its own")
 
 
-def _unread(options: Mapping[str, Any]) -> Iterator[str]:
-    """Files that are missing, and texts that are not JSON: a server reads them when it has started."""
+def _unread(options: Mapping[str, Any], *, elsewhere: bool) -> Iterator[str]:
+    """Files that are missing, and texts that are not JSON: a server reads them when it has started.
+
+    Engines `elsewhere` may have other disks than this machine, so that a missing file is only noted.
+    """
     for key, value in options.items():
         flag = _flag(key)
         is_path = key == "lora_paths" or (_PATH.match(flag.help) and key not in _NOT_READ)
@@ -107,7 +116,10 @@ def _unread(options: Mapping[str, Any]) -> Iterator[str]:
             if not (is_path or key.endswith(_JSON)) or os.path.exists(text.removeprefix("@")):
                 continue
             where = f"--{flag.name}: got {text!r}, expected"
-            if is_path:
+            if elsewhere and not text.startswith(("{", "[")):
+                if not _on_the_hub(text, flag.help):
+                    logger.warning("%s a file on the engines' machines, since this one has none", where)
+            elif is_path:
                 if not _on_the_hub(text, flag.help):
                     yield f"{where} a file or folder that exists"
             else:

@@ -125,6 +125,10 @@ def _unknown_names(template: str, given: Collection[str]) -> Iterator[tuple[str,
     undefined = meta.find_undeclared_variables(parsed) - environment.globals.keys() - set(given)
     # A template may ask whether it has a function.
     asked = {one.node.name for one in parsed.find_all(nodes.Test) if isinstance(one.node, nodes.Name)}
+    for choice in parsed.find_all((nodes.If, nodes.CondExpr)):
+        asked |= {one.name for one in (choice.test, *choice.test.find_all(nodes.Name)) if isinstance(one, nodes.Name)}
+    # A macro is defined for what follows its block, which may be a branch.
+    asked |= {macro.name for macro in parsed.find_all(nodes.Macro)}
     for call in parsed.find_all(nodes.Call):
         if isinstance(call.node, nodes.Name) and call.node.name in undefined - asked:
             yield f"the function {call.node.name!r}", call.lineno
