@@ -24,7 +24,7 @@ install: $(VENV)/.installed-$(DEVICE)
 $(VENV)/.installed-$(DEVICE): $(ENGINES) $(TOOLS) pyproject.toml
 	@if [ -n "$(filter-out $@,$(wildcard $(VENV)/.installed-*))" ]; then echo "$(VENV) holds the packages for another device: make clean, then make install DEVICE=$(DEVICE)" >&2; exit 1; fi
 	@[ -d $(VENV)/lib ] || $(PYTHON) -m scripts.install_checks $(DEVICE)
-	@echo "installing into $(VENV): $(if $(filter cuda,$(DEVICE)),about 11 GB with CUDA and its kernels,about 2 GB in one to six minutes)"
+	@echo "installing into $(VENV): $(if $(filter cuda,$(DEVICE)),about 12 GB with CUDA and its kernels,about 2 GB in one to six minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --no-deps -r $(ENGINES)
 	@$(PIP) --no-deps $(addprefix -r ,$(TOOLS))
