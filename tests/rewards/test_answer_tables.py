@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rewards.tables import choices, math_answers, math_responses, words
+from tests.rewards.tables import choice_denials, choices, math_answers, math_responses, words
 from tests.support.rewards import ask, build
 
 from slime.testing import make_sample
@@ -54,7 +54,7 @@ def mismatches(name: str, rows: Any, verdict: Any, **options: Any) -> list[str]:
 def test_the_tables_are_long_and_have_right_and_wrong_answers() -> None:
     tables = {
         "math": [right for *_, right in math_answers.BOXED + math_responses.WHOLE],
-        "multiple_choice": [row[2] for row in [*choices.BOXED, *choices.WHOLE]],
+        "multiple_choice": [row[2] for row in [*choices.BOXED, *choices.WHOLE, *choice_denials.WHOLE]],
         "f1": [row[2] == 1 for row in words.F1 + words.F1_BOXED],
         "exact_match": [row[4] for row in words.EXACT + words.EXACT_BOXED + words.EXACT_UNBOXED],
     }
@@ -117,7 +117,7 @@ def test_choices_in_every_place(bare: bool) -> None:
         return table if place["boxed"] else [(label, rf"\boxed{{{answer}}}", right) for label, answer, right in table]
 
     def whole(place: dict[str, Any]) -> list[tuple[str, str, bool, bool]]:
-        return [] if place["boxed"] else choices.WHOLE
+        return [] if place["boxed"] else [*choices.WHOLE, *choice_denials.WHOLE]
 
     assert mismatches("multiple_choice", boxed, lambda row: row[2], bare=bare) == []
     assert mismatches("multiple_choice", whole, lambda row: row[2 if bare else 3], bare=bare) == []

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from slime.plugin import Context, Reward, Sample
-from slime_rewards.denials import DOUBT, NOT, REFUSED, RULING_OUT
+from slime_rewards.denials import APPROVED, DOUBT, NOT, REFUSED, RULING_OUT
 from slime_rewards.extraction import describe, label_of, last_boxed, marked_in, plain_text
 from slime_rewards.options import MultipleChoiceOptions
 
@@ -17,31 +17,58 @@ _STYLE = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit)(?=\s*\{)")
 #: a choice with its text in a box, "B. Paris" or "(B) 12", and any further one after it, "A) 1 or B) 2"
 _WITH_TEXT = re.compile(r"\s*(?:[(\[]([A-Za-z]|\d{1,2})[)\]]|([A-Za-z])[).:])\s")
 _FURTHER = re.compile(r"(?<![\w.])[(\[]?[A-Za-z][)\].:](?=\s|$)")
-#: "the answer is (B)", "Answer: B", "option B", "the answer must be choice **C**", "答案是B". After "answer", `a`
-#: and `I` before another word are words, not choices; the first digits of 1.5 and 1,000 are not choices either.
+#: "the answer is (B)", "Answer: B", "option B", "the answer must be choice **C**", "答案是B", "La respuesta es B".
+#: After "answer", `a` and `I` before another word are words, not choices. In other languages a verb or a colon must
+#: follow, and every vowel before another word is a word. The first digits of 1.5 and 1,000 are not choices either.
 _SAID = re.compile(
-    r"(?:\b(?:(?P<answer>answer|respuesta|resposta|risposta|r[ée]ponse|antwort|ответ)|option|choice)\b\*{0,2}"
-    r"(?:\s{1,4}(?:correct[ae]|correta|corretta|final[ea]?)\b)?"
+    r"(?:\b(?:(?P<answer>answer)|option|choice)\b\*{0,2}"
     rf"(?P<negated>\s{{1,4}}(?:(?:is|was|ca|could|should|would)\s{{0,4}})?{NOT}(?:\s{{1,4}}be)?)?"
-    r"(?:\s{1,4}(?:(?:is|es|est|ist|é|è)\b|(?:must|should|would|has\s{1,4}to)\s{1,4}be)(?:\s{1,4}(?:clearly|definitely|"
-    r"certainly|obviously|indeed|simply|(?:most\s{1,4})?(?:likely|probably)|therefore|thus|then))?)?"
-    r"|(?:答案|选项|选择|选|答え|正解|정답)\s{0,2}(?:就|应该?)?(?P<not_so>不)?(?:是|为|は|[은는])?)\s{0,4}[:=\uff1a]?(?:[*_\s]|(?<=\n)>){0,5}"
+    r"|\b(?P<abroad>respuesta|resposta|risposta|r[ée]ponse|antwort|ответ)\b\*{0,2}"
+    r"(?:\s{1,4}(?:correct[ae]|correta|corretta|final[ea]?)\b\*{0,2})?(?=\s{1,4}(?:es|est|ist|é|è)\b|\s{0,4}[:=\uff1a])"
+    r"|(?:答案|选项|选择|选|答え|正解|정답)\s{0,2}(?:就|应该?)?(?P<not_so>不)?)"
+    r"(?P<stated>\s{1,4}(?:(?:is|es|est|ist|é|è)\b|(?:must|should|would|has\s{1,4}to)\s{1,4}be)(?:\s{1,4}(?:clearly|definitely|"
+    r"certainly|obviously|indeed|simply|(?:most\s{1,4})?(?:likely|probably)|therefore|thus|then))?|[是为は은는])?"
+    r"\s{0,4}(?P<colon>[:=\uff1a])?(?:[*_\s]|(?<=\n)>){0,5}"
     r"(?:(?:option|choice|letter)\s{1,4})?[(\[{$`\"'\u201c\u2018\u00ab\uff08]{0,4}"
-    r"(?(answer)(?!(?-i:[aI])\s{1,4}\w))(?P<choice>[A-Za-z]|\d{1,2})(?![A-Za-z0-9]|_\w|['\u2019][a-z]|[.,]\d|\s?\\?%)",
+    r"(?(answer)(?!(?-i:[aI])\s{1,4}\w))(?(abroad)(?!(?-i:[aeiouy])\s{1,4}\w))"
+    r"(?P<choice>[A-Za-z]|\d{1,2})(?![A-Za-z0-9]|_\w|['\u2019][a-z]|[.,]\d|\s?\\?%)",
     re.IGNORECASE,
 )
-#: what stands before and behind a choice that is not made
+#: how a choice is called that is none, in all languages
+_WRONG = (
+    rf"(?:{REFUSED}|\b(?:falsch|fau(?:x|sse)|fals[ao]|incorrect[aeo]|errad[ao]|sbagliat[ao]|не(?:верн|правильн)\w*)\b)"
+)
+#: what stands on the same line before a choice that is not made: "not option A", "it is false that the answer is A"
 _NOT_BEFORE = re.compile(
-    rf"(?:{NOT}|\b(?:neither|nor)|{RULING_OUT})\s+(?:(?:think|believe|say|be|\w+\s+that)\s+)?(?:the\s+)?$"
-    rf"|{REFUSED}\s+(?:that\s+the\s+)?$|不\s?$",
+    rf"(?:{NOT}|\b(?:neither|nor)|{RULING_OUT})[^\S\n]+"
+    r"(?:(?:think|believe|say|be|\w+[^\S\n]+that)[^\S\n]+(?:the[^\S\n]+(?:(?:best|correct|right)[^\S\n]+)?)?|the[^\S\n]+)?$"
+    rf"|{REFUSED}[^\S\n]+(?:that|to[^\S\n]+\w+(?:[^\S\n]+that)?)[^\S\n]+"
+    r"(?:the[^\S\n]+(?:(?:best|correct|right)[^\S\n]+)?)?$|不\s?$",
     re.IGNORECASE,
 )
-_NOT_BEHIND = re.compile(
-    r"[)\]}*`\"'.\s\u201d\u2019\uff09]{0,6}(?:is|are|was|has|have|seems|looks|ca|can|could|should|would|must)?\s*"
-    rf"(?:(?:clearly|also|been|be)\s+)*(?:{NOT}|{REFUSED}|不|错|(?:では|じゃ)な|[가이]\s?아니)"
-    # A and option B are wrong
-    r"|(?:,\s[A-Z]\b){0,4},?\s(?:and|n?or)\s(?:option\s|choice\s)?\(?[A-Z]\)?\s(?:are|were)\s(?:(?:both|all|also)\s)*"
-    rf"(?:{NOT}|{REFUSED})",
+#: brackets and marks behind a choice
+_CLOSING = r"[)\]}*$`\"'\u201d\u2019\u00bb\uff09]{0,6}"
+#: what denies "A" in "A and option B are wrong"
+_BOTH_WRONG = (
+    r"\s(?:and|n?or)\s(?:option\s|choice\s)?\(?[A-Z]\)?\s(?:are|were)\s(?:(?:both|all|also)\s)*"
+    rf"(?:{NOT}|{REFUSED})"
+)
+#: what denies a choice that is only named: "option A is wrong", "option A cannot be it". In "option (D) Never" it is
+#: the option's own text.
+_NAMED_NOT = re.compile(
+    rf"{_CLOSING}\s{{0,4}}(?:(?:is|are|was|has|have|seems|looks|ca|can|could|should|would|must|may|might|do|does|did|wo|will"
+    rf"|est|ist|是)\s{{0,4}}(?:(?:clearly|also|been|be)\s+)*(?:{NOT}(?!\s+{_WRONG})|{_WRONG}|\bnicht\b|错)"
+    r"|n['\u2019]est\s+pas\b|(?-i:cannot)\b)"
+    rf"|\*{{0,2}}[^\S\n]{{1,4}}(?:{_WRONG}|(?:not|never)\b(?!\s+[(\[]?[A-Z]\b))"
+    rf"|{_CLOSING}[^\S\n]?(?:不(?!选)|错)|(?:,\s[A-Z]\b){{0,4}},?{_BOTH_WRONG}",
+    re.IGNORECASE,
+)
+#: what denies a choice that is stated. Other than "Answer: A is wrong", what follows is mostly the option's own text,
+#: as in "Answer: (D) Cannot be determined" and "Answer: B. False".
+_STATED_NOT = re.compile(
+    rf"{_CLOSING}[^\S\n]{{0,4}}(?:(?-i:is|are|was|es|est|ist|é|è)\s{{0,4}}(?:(?:clearly|also)\s+)*"
+    rf"(?:{_WRONG}|{NOT}\s+{APPROVED})|(?-i:can(?:no|['\u2019])t)\s+be\s+{APPROVED}"
+    rf"|не(?:верн|правильн)|不对|不正确|是错|(?:では|じゃ)(?:な|あり)|[가이]\s?아니)|{_BOTH_WRONG}",
     re.IGNORECASE,
 )
 #: "not A but C"
@@ -49,11 +76,16 @@ _BUT = re.compile(
     r"(?:\s{0,4}(?:,|\bn?or\b)\s{0,4}[A-Z]\b){0,4}[)\]}*`\"'.,;\s\uff09\uff0c]{0,6}(?:而?是|(?:but|rather|it['\u2019]?s|it\s+is)\s)\s*(?:rather\s+)?(?:it['\u2019]?s\s+|it\s+is\s+)?(?:option\s+|choice\s+)?"
     r"[(\[{*`\"']{0,4}([A-Z]|\d{1,2})(?!\w)"
 )
-#: a second choice or a doubt: "A or B", "A, C", "A/B", "A, or maybe B", "A, but it could be B", "A?"
+_OR = r"(?:or|and|oder|und|ou|et|[oyeи]|или)\b(?:\s+bien\b)?"
+#: a second choice or a doubt: "A or B", "A, C", "A/B", "A?", "A, or maybe B", "A, but it could be B", "A, perhaps."
 _SECOND = re.compile(
-    rf"[)\]}}*`\"'\s]{{0,6}}\?|[)\]}}*`\"'\s,;]{{0,6}}(?:\b(?:or|but)\s+(?:it\s+)?)?{DOUBT}|"
-    r"[)\]}*`\"'\s]{0,6}(?:\.{3}\s?|\u2026\s?)?(?:,|/|&|;|\bor\b|\band\b|或者?|和|、)+\s*(?:or\s+|and\s+)?(?:option\s+|choice\s+)?[(\[{*`\"']{0,4}"
-    r"(?:[A-HJ-Z]|I(?!\s+\w)|\d{1,2})(?=[)\]}*`\"'.,;!?\s]|$|或|和|、|。)(?!\s+[a-z]{2,}(?<!\bor)(?<!\band)(?<!\bboth))"
+    rf"{_CLOSING}\s?[?\uff1f]"
+    rf"|(?:\*{{0,2}}[^\S\n]|{_CLOSING}\s?(?:[(,;]|\.{{3}}|\u2026|\b(?:or|but)\b))[\s,]{{0,2}}(?:(?:or|but|though)\s+)?(?:it\s+)?"
+    rf"{DOUBT}(?:\s*(?:[.!?)]|$)|\s+(?:also\s+|be\s+|option\s+|choice\s+){{0,3}}[(\[*]{{0,3}}(?:[A-HJ-Z]|\d{{1,2}})(?!\w))"
+    r"|[()\]}*$`\"'\s\u00bb\uff09]{0,6}(?:\.{3}\s?|\u2026\s?)?"
+    rf"(?:,|/|&|;|\b{_OR}|或者?|和|、|또는|または|か)+\s*(?:{_OR}\s+)?(?:option\s+|choice\s+)?[(\[{{*$`\"'\u00ab\uff08]{{0,4}}"
+    r"(?:[A-HJ-Z]|I(?!\s+\w)|\d{1,2})(?=[)\]}*$`\"'.,;!?\s\uff09]|$|或|和|、|。|[ぁ-ん가-힣])"
+    r"(?!\s+[a-z]{2,}(?<!\bor)(?<!\band)(?<!\bboth))"
 )
 #: characters at the end of the answer that are searched
 _TAIL = 10_000
@@ -115,11 +147,12 @@ def _said(text: str) -> str | None:
     text = _STYLE.sub("", text)
     for said in reversed(list(_SAID.finditer(text))):
         behind = text[said.end("choice") : said.end("choice") + 60]
+        denial = _STATED_NOT if said["stated"] or said["colon"] else _NAMED_NOT
         negated = (
             said["negated"]
             or said["not_so"]
             or _NOT_BEFORE.search(text[max(0, said.start() - 40) : said.start()])
-            or _NOT_BEHIND.match(behind)
+            or denial.match(behind)
         )
         if negated:
             if (but := _BUT.match(behind)) is not None:
