@@ -40,9 +40,9 @@ _WRONG = (
 )
 #: what stands on the same line before a choice that is not made: "not option A", "it is false that the answer is A"
 _NOT_BEFORE = re.compile(
-    rf"(?:{NOT}|\b(?:neither|nor)|{RULING_OUT})[^\S\n]+"
-    r"(?:(?:think|believe|say|be|\w+[^\S\n]+that)[^\S\n]+(?:the[^\S\n]+(?:(?:best|correct|right)[^\S\n]+)?)?|the[^\S\n]+)?$"
-    rf"|{REFUSED}[^\S\n]+(?:that|to[^\S\n]+\w+(?:[^\S\n]+that)?)[^\S\n]+"
+    rf"(?:{NOT}|\b(?:neither|nor)|{RULING_OUT})[^\S\n]+(?:be[^\S\n]+)?(?:the[^\S\n]+)?$"
+    rf"|(?:{NOT}[^\S\n]+(?:think|believe|say|(?:true|the[^\S\n]case|correct|right|possible|likely|clear|sure|certain)[^\S\n]+that)"
+    rf"|{REFUSED}[^\S\n]+(?:to[^\S\n]+(?:think|believe|say|claim|assume|choose|pick|select)|that))[^\S\n]+(?:that[^\S\n]+)?"
     r"(?:the[^\S\n]+(?:(?:best|correct|right)[^\S\n]+)?)?$|不\s?$",
     re.IGNORECASE,
 )
@@ -53,11 +53,12 @@ _BOTH_WRONG = (
     r"\s(?:and|n?or)\s(?:option\s|choice\s)?\(?[A-Z]\)?\s(?:are|were)\s(?:(?:both|all|also)\s)*"
     rf"(?:{NOT}|{REFUSED})"
 )
+_ADVERBS = r"(?:(?:(?!only)[a-z]{2,12}ly|also|thus|therefore|to|been|be)\s+){0,3}"
 #: what denies a choice that is only named: "option A is wrong", "option A cannot be it". In "option (D) Never" it is
 #: the option's own text.
 _NAMED_NOT = re.compile(
     rf"{_CLOSING}\s{{0,4}}(?:(?:is|are|was|has|have|seems|looks|ca|can|could|should|would|must|may|might|do|does|did|wo|will"
-    rf"|est|ist|是)\s{{0,4}}(?:(?:clearly|also|been|be)\s+)*(?:{NOT}(?!\s+{_WRONG})|{_WRONG}|\bnicht\b|错)"
+    rf"|est|ist|是)\s{{0,4}}{_ADVERBS}(?:{NOT}(?!\s+{_WRONG})|{_WRONG}|\bnicht\b|错)"
     r"|n['\u2019]est\s+pas\b|(?-i:cannot)\b)"
     rf"|\*{{0,2}}[^\S\n]{{1,4}}(?:{_WRONG}|(?:not|never)\b(?!\s+[(\[]?[A-Z]\b))"
     rf"|{_CLOSING}[^\S\n]?(?:不(?!选)|错)|(?:,\s[A-Z]\b){{0,4}},?{_BOTH_WRONG}",
@@ -66,7 +67,7 @@ _NAMED_NOT = re.compile(
 #: what denies a choice that is stated. Other than "Answer: A is wrong", what follows is mostly the option's own text,
 #: as in "Answer: (D) Cannot be determined" and "Answer: B. False".
 _STATED_NOT = re.compile(
-    rf"{_CLOSING}[^\S\n]{{0,4}}(?:(?-i:is|are|was|es|est|ist|é|è)\s{{0,4}}(?:(?:clearly|also)\s+)*"
+    rf"{_CLOSING}[^\S\n]{{0,4}}(?:(?-i:is|are|was|es|est|ist|é|è)\s{{0,4}}{_ADVERBS}"
     rf"(?:{_WRONG}|{NOT}\s+{APPROVED})|(?-i:can(?:no|['\u2019])t)\s+be\s+{APPROVED}"
     rf"|не(?:верн|правильн)|不对|不正确|是错|(?:では|じゃ)(?:な|あり)|[가이]\s?아니)|{_BOTH_WRONG}",
     re.IGNORECASE,
@@ -80,10 +81,10 @@ _OR = r"(?:or|and|oder|und|ou|et|[oyeи]|или)\b(?:\s+bien\b)?"
 #: a second choice or a doubt: "A or B", "A, C", "A/B", "A?", "A, or maybe B", "A, but it could be B", "A, perhaps."
 _SECOND = re.compile(
     rf"{_CLOSING}\s?[?\uff1f]"
-    rf"|(?:\*{{0,2}}[^\S\n]|{_CLOSING}\s?(?:[(,;]|\.{{3}}|\u2026|\b(?:or|but)\b))[\s,]{{0,2}}(?:(?:or|but|though)\s+)?(?:it\s+)?"
+    rf"|(?:\*{{0,2}}[^\S\n]|{_CLOSING}\s?(?:[(,;]|\.{{3}}|\u2026|\b(?:or|and|but)\b))[\s,]{{0,2}}(?:(?:or|and|but|(?:al)?though)\s+)?(?:it\s+)?"
     rf"{DOUBT}(?:\s*(?:[.!?)]|$)|\s+(?:also\s+|be\s+|option\s+|choice\s+){{0,3}}[(\[*]{{0,3}}(?:[A-HJ-Z]|\d{{1,2}})(?!\w))"
-    r"|[()\]}*$`\"'\s\u00bb\uff09]{0,6}(?:\.{3}\s?|\u2026\s?)?"
-    rf"(?:,|/|&|;|\b{_OR}|或者?|和|、|또는|または|か)+\s*(?:{_OR}\s+)?(?:option\s+|choice\s+)?[(\[{{*$`\"'\u00ab\uff08]{{0,4}}"
+    r"|[()\]}*$`\"'\s\u00bb\uff09]{0,6}(?:(?:\.{3}|[\u2026\u2013\u2014])\s?)?"
+    rf"(?:[,/&;]|\b{_OR}|或者?|和|、|또는|または|か)+\s*(?:{_OR}\s+)?(?:option\s+|choice\s+)?[(\[{{*$`\"'\u00ab\uff08]{{0,4}}"
     r"(?:[A-HJ-Z]|I(?!\s+\w)|\d{1,2})(?=[)\]}*$`\"'.,;!?\s\uff09]|$|或|和|、|。|[ぁ-ん가-힣])"
     r"(?!\s+[a-z]{2,}(?<!\bor)(?<!\band)(?<!\bboth))"
 )
