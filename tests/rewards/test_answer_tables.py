@@ -138,6 +138,29 @@ SAID: list[tuple[str, str]] = [
     ("<think>A</think>C<think>A</think>B", "B"),
     ("<think>A<think>C</think>B", "B"),
     ("", ""),
+    # the prompt opened the thinking, which has quotation marks, comments and code of its own
+    ("thinking: # the answer is A</think>\nB", "B"),
+    ("Plan: # note A</think>\nB", "B"),
+    ("# A</think>B", "B"),
+    ('Use """ here. A\nfine</think>\nB', "B"),
+    ("Use ''' here. A\nfine</think>\nB", "B"),
+    ('Use """ here. I open <think> or so.\nA</think>\nB', "B"),
+    ('It is 5" wide, so A</think> B', "B"),
+    ('A 5" pipe</think>\nB', "B"),
+    ("it's 5' long</think>B", "B"),
+    ('She says: "A."</think>B', "B"),
+    ('I weigh "A</think>\nB', "B"),
+    ("Use `x` or `y</think>\nB", "B"),
+    ("I write `<think>` and then A</think>B", "B"),
+    ("I write <think> and </think> # A</think>B", "B"),
+    ("I end with '</think>' A</think>B", "B"),
+    ("<think>I end with '</think>' # A</think>B", "B"),
+    ("# a comment with <think> A</think>B", "B"),
+    ("```python\n'<think>'\nA</think>\nB", "B"),
+    ("```python\nx = 1  # A</think>\nB", "B"),
+    ("```\nA\n</think>\nB", "B"),
+    ("<think>C</think>\n# A</think>B", "B"),
+    ('<think>C</think>\n""" A\nfine</think>B', "B"),
 ]
 
 
@@ -166,6 +189,12 @@ QUOTING: list[str] = [
     _QUOTING,
     f"```python\n{_QUOTING}\n```",
     "Use the `<think>` tag: B",
+    "Use the `</think>` tag: B",
+    "Use `<think>hm</think>` or '</think>'",
+    's = f"</think>\\n"\nprint(s)',
+    "```python\na = s.split(r'</think>\\s*')\n```",
+    "```python\nx = 1\n# all before </think> goes\n```\nDone",
+    "```text\n<think>\nhm</think>\n```",
 ]
 
 
@@ -182,6 +211,8 @@ def test_tags_that_an_answer_quotes_are_a_part_of_it(answer: str) -> None:
         ("I try\n```python\nx\n``` no\n</think>\n```python\ny\n```", "y"),
         ("I try\n```python\nx\n</think>\n```python\ny\n```", "y"),
         ("<think>it's\n```python\nx\n</think>\n```python\ny\n```", "y"),
+        ("I try\n```python\nx = 1  # or 2</think>\n```python\ny\n```", "y"),
+        ("I try\n```python\nx = 1\nNo, that's it.</think>\n```\ny\n```", "y"),
     ],
 )
 def test_unfinished_code_in_the_thinking_is_no_answer(response: str, code: str) -> None:

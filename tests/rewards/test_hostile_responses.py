@@ -42,6 +42,11 @@ RESPONSES = [
     ("", "'<think>' ", ""),
     ("", "</think>", "5"),
     ("", "<", "think"),
+    ("```\n", "# </think>\n", "```"),
+    ("```\n", "# </think>\n", ""),
+    ("", "'</think>' ", ""),
+    ("", '"""\n', "</think>"),
+    ("", "'<think>", "</think>'"),
 ]
 
 
@@ -49,7 +54,7 @@ RESPONSES = [
 def test_hostile_responses_are_scored_quickly(begin: str, repeated: str, end: str) -> None:
     response = begin + repeated * (LENGTH // len(repeated)) + end
     sample = make_sample("q", response, label="B", response_length=LENGTH)
-    rewards = [build("math", tail_chars=LENGTH), build("math", boxed=True, tail_chars=LENGTH)]
+    rewards = [build("math", tail_chars=len(response)), build("math", boxed=True, tail_chars=len(response))]
     rewards += [build("exact_match", extract="last_number"), build("exact_match", boxed=True), build("f1", boxed=True)]
     rewards += [build("multiple_choice"), build("multiple_choice", boxed=True), build("json_schema"), build("format")]
     started = time.process_time()

@@ -31,6 +31,15 @@ SCHEMA = {
         ("", 0.0, 0.0),
         ('{"s": "数学🙂", "n": 2}', 1.0, 1.0),
         ("[" * 100_000, 0.0, 0.0),
+        ('<think>{"n": 2}</think>{"n": 1}', 1.0, 1.0),
+        ('so # of keys is 1</think>{"n": 1}', 1.0, 1.0),
+        ('the "n" key, 5" long</think>{"n": 1}', 1.0, 1.0),
+        ('I use """ here\nok.</think>{"n": 1}', 1.0, 1.0),
+        ('# {"n": 1}</think>', 0.0, 0.0),
+        ('```json\n{"n": 1}\n```\n# or not</think>none', 0.0, 0.0),
+        ('<think>{"n": 1}', 0.0, 0.0),
+        (f'{{"{"x" * 250} </think> b": 2}}', 0.0, 1.0),
+        (f' {{"{"x" * 250} <think> b": 2}}\n', 0.0, 1.0),
     ],
 )
 def test_only_json_that_fits_the_schema_gets_the_reward(response: str, value: float, parses: float) -> None:

@@ -20,10 +20,14 @@ APPROVED = r"(?:an?\s|the\s)?(?:valid|correct|right|possible|allowed|true|answer
 RULING_OUT = r"\b(?:(?:exclud|eliminat|reject|discard)\w*|rul\w+\s{1,4}out)"
 #: words that leave an answer open: A, or maybe B
 DOUBT = r"\b(?:maybe|perhaps|possibly|could|may|might)\b"
-#: what denies the answer right before it, and says nothing else: 5 (rejected), 5, which is not valid. But 5 rejected
-#: letters are 5.
+#: spaces and LaTeX between an answer and what is said of it
+_GAP = r"(?:[\s*$}{\\]|(?<=\\)text[a-z]*)*+"
+#: what denies the answer right before it, and says nothing else: 5 (rejected), 5, which is not valid, 5 is wrong. But
+#: 5 rejected letters are 5, as are 5 invalid and 5 (reject -7); and 5 may be the largest amount where 5 is impossible.
 TAKEN_BACK = re.compile(
-    rf"[\s,(*$}}\\]*+(?:text[a-z]*\s*\{{[\s,(]*+)?(?:which\s)?(?:(?:is|are|was|were)\s)?(?:{REFUSED}|not\s{APPROVED})"
-    r"(?=\s(?:answer|solution|root|value|one|because|since|as|by|here)\b|\s*[^\w\s-]|\s*$)",
+    rf"{_GAP}(?:(?:[,(][\s(]*+{_GAP}(?:(?:but\s)?(?:which|that|this|it)\s)?(?:(?:is|was)\s)?"
+    rf"|(?:which\s)?(?:is|was)\s(?!impossible))(?:(?:an?\s|the\s)?{REFUSED}|not\s{APPROVED})|rejected|extraneous)"
+    r"(?:\s(?:answer|solution|root|value|one)\b)?"
+    r"(?=\s(?:because|since|as|by|here)\b|\s*[.,;)}\]!?*]|\s*$)",
     re.IGNORECASE,
 )

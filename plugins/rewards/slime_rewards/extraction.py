@@ -38,6 +38,9 @@ _TRIPLE_QUOTES = re.compile(r"\"{3}|'{3}")
 _COMMENT = re.compile(r"(?:^|\s)#(?!#)")
 #: quotation marks, and no apostrophes
 _QUOTES = (re.compile('"'), re.compile("`"), re.compile(r"(?<!\w)'|'(?!\w)"))
+#: what stands before `</think>` right between quotation marks, and behind it
+_QUOTE_BEFORE = re.compile(r"(?<![^\s([{,:=+])[bfru]{0,2}([\"'`])(?:<think>[^\"'`\n]*+)?$", re.IGNORECASE)
+_QUOTE_BEHIND = re.compile(r"(?:\\n)*+([\"'`])")
 
 
 def label_of(sample: Sample) -> str:
@@ -147,9 +150,11 @@ def _braced(text: str) -> str | None:
 def without_thinking(response: str) -> str:
     """What a response says behind its thinking: the text after the last `</think>`, or all of it without one.
 
-    A response whose thinking is not closed has said nothing yet. The tags may be in capitals. Behind the thinking, tags
-    that are quoted in the answer are a part of it: in a fenced block or between triple quotes, and in quotation marks,
-    backticks or a comment within a line.
+    A response whose thinking is not closed has said nothing yet. The tags may be in capitals, and tags that an answer
+    quotes are a part of it. `<think>` is quoted in a fenced block or between triple quotes, and in quotation marks,
+    backticks or a comment within a line. The prompt may have opened the thinking, which says anything, so `</think>` is
+    quoted only right between quotation marks, and in a block or string that is closed: behind a `<think>` there, and
+    in a block also in quotation marks or a comment.
     """
     start = 0
     for _ in range(_MOST_TAGS):
@@ -163,26 +168,50 @@ def without_thinking(response: str) -> str:
 
 
 def _next_tag(text: str, start: int) -> re.Match[str] | None:
-    """The first tag of thinking from `start` on that is not quoted; only at 0 no thinking came before."""
+    """The first tag of thinking from `start` on that is not quoted."""
     if _TAG.search(text, start) is None:
         return None
     at, in_string, opened = start, False, False
-    for line, _, is_content in _fenced_lines(text, start):
+    is_closed: bool | None = None  # whether the block is, once it is asked
+    for line, block, is_content in _fenced_lines(text, start):
+        end = at + len(line)
         if not (is_content or in_string):
-            opened = False
-        for tag in _TAG.finditer(text, at, at + len(line)):
-            if not (is_content or in_string):
-                if not _is_quoted(text, start, tag):
+            opened, is_closed = False, None
+        for tag in _TAG.finditer(text, at, end):
+            if not tag[1]:
+                if not (is_content or in_string or _is_in_quotes(text, start, tag)):
                     return tag
-            elif tag[1] and line.strip() == tag[0] and not opened and not start:
-                return tag  # the prompt opened the thinking, which ends in an unfinished block
-            opened |= not tag[1]
-        in_string ^= not is_content and len(_TRIPLE_QUOTES.findall(line)) % 2 == 1
-        at += len(line) + 1
+                opened = True
+            elif not _is_literal(text, start, tag):
+                if is_content and block is not None and is_closed is None:
+                    is_closed = _is_closed(text, end + 1, block)
+                quotes = opened or (is_content and _is_in_quotes(text, start, tag))
+                if not (quotes and (is_closed if is_content else in_string)):
+                    return tag
+        if not is_content and len(_TRIPLE_QUOTES.findall(line)) % 2 == 1:
+            in_string = not in_string and _TRIPLE_QUOTES.search(text, end) is not None
+        at = end + 1
     return None
 
 
-def _is_quoted(text: str, start: int, tag: re.Match[str]) -> bool:
+def _is_closed(text: str, start: int, opening: re.Match[str]) -> bool:
+    """Whether a fenced block ends behind `start`, and before the beginning of another."""
+    for line, block, is_content in _fenced_lines(text, start, opening):
+        if block is None:
+            return True
+        if is_content and (another := _OPENING.match(line)) is not None and another[3]:
+            return False
+    return False
+
+
+def _is_literal(text: str, start: int, tag: re.Match[str]) -> bool:
+    """Whether `</think>` stands right between quotation marks, alone or with its beginning."""
+    before = _QUOTE_BEFORE.search(text[max(start, tag.start() - _NEARBY) : tag.start()])
+    behind = _QUOTE_BEHIND.match(text, tag.end(), tag.end() + _NEARBY)
+    return before is not None and behind is not None and before[1] == behind[1]
+
+
+def _is_in_quotes(text: str, start: int, tag: re.Match[str]) -> bool:
     """Whether a tag is in a comment, or between quotation marks or backticks, in its line from `start` on."""
     before = text[max(start, tag.start() - _NEARBY) : tag.start()].rpartition("\n")[2]
     behind = text[tag.end() : tag.end() + _NEARBY].partition("\n")[0]
@@ -191,13 +220,15 @@ def _is_quoted(text: str, start: int, tag: re.Match[str]) -> bool:
     )
 
 
-def _fenced_lines(text: str, start: int = 0) -> Iterator[tuple[str, re.Match[str] | None, bool]]:
+def _fenced_lines(
+    text: str, start: int = 0, opened: re.Match[str] | None = None
+) -> Iterator[tuple[str, re.Match[str] | None, bool]]:
     """Each line, with the opening of the fenced block that it begins or is in, and whether it is content of one.
 
     As in CommonMark, a block begins with a line of at least three backticks or tildes, and ends at a line of only
-    these, at least as many and indented by at most three spaces more: fences in a docstring do not end it.
+    these, at least as many and indented by at most three spaces more: fences in a docstring do not end it. The text may
+    start in a block, that of `opened`.
     """
-    opened: re.Match[str] | None = None
     while start <= len(text):
         end = text.find("\n", start)
         line = text[start : end if end >= 0 else len(text)]

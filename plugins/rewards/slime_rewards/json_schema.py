@@ -50,10 +50,8 @@ class JsonSchema:
 
     def _score(self, sample: Sample) -> Reward:
         validator = self._schema or self._own_schema(sample)
-        answer = without_thinking(sample.response)
-        text = last_fenced(answer) if self._options.fenced else None
         try:
-            document = json.loads(answer if text is None else text, parse_constant=_no_constant)
+            document = self._document(sample.response)
             valid = validator is None or validator.is_valid(document)
         except (ValueError, RecursionError):
             return Reward(0.0, {"parses": 0.0})
@@ -62,6 +60,15 @@ class JsonSchema:
         except Unresolvable as error:
             raise ValueError(f"{describe(sample)}: the schema refers to {error}, which it does not contain") from None
         return Reward(1.0 if valid else self._options.parses, {"parses": 1.0})
+
+    def _document(self, response: str) -> Any:
+        """The document in a response. Raises `ValueError` or `RecursionError` if there is none."""
+        try:  # a response of JSON alone has no thinking, whatever its strings say
+            return json.loads(response, parse_constant=_no_constant)
+        except ValueError:
+            answer = without_thinking(response)
+        text = last_fenced(answer) if self._options.fenced else None
+        return json.loads(answer if text is None else text, parse_constant=_no_constant)
 
     def _own_schema(self, sample: Sample) -> Any:
         schema = sample.metadata.get(self._options.metadata_key)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from slime.plugin import Context, Reward, Sample
 from slime_rewards.denials import APPROVED, NOT, REFUSED, TAKEN_BACK
 from slime_rewards.extraction import BOX, describe, label_of, last_boxed, marked_in
-from slime_rewards.mathematics import Answer, Formula, equal, read
+from slime_rewards.mathematics import Answer, Formula, Words, equal, read
 from slime_rewards.options import MathOptions
 
 _FORMULA = re.compile(
@@ -36,14 +36,20 @@ _NOT_THAT = re.compile(
     re.IGNORECASE,
 )
 #: a sentence that does not say one answer
-_UNSURE = re.compile(rf"\b(?:either|between|wrong|incorrect|or)\b|{NOT}", re.IGNORECASE)
+_UNSURE = re.compile(r"\b(?:either|between|wrong|incorrect|or)\b", re.IGNORECASE)
+#: what denies the answer right behind it, or the one before; a reason for an answer may deny something else
 _DENIED = re.compile(rf"(?<!\bor ){NOT}(?:\s+(?:be|equal(?:\s+to)?|the\s+\w+))?[^\S\n]*$", re.IGNORECASE)
+_REFUSED = re.compile(rf"{REFUSED}\s+$", re.IGNORECASE)
+_RETRACTED = re.compile(
+    rf"\b(?:that|this|it)(?:\s(?:is|was)|['\u2019]s)?\s?{NOT}\s(?:the\s)?(?:right|correct|answer)\b", re.IGNORECASE
+)
 #: characters of a line that says the answer, and beside an answer, that are read
 _LINE, _BESIDE = 1_000, 40
 #: words that are not part of a formula
 _PROSE = re.compile(
     r"(?<![A-Za-z\\])(?!(?:sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|pi|inf|infinity|and|or)\b)[A-Za-z]{2,}"
 )
+_TIME = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}(?::[0-5]\d){1,2}(?: [ap]m)?", re.IGNORECASE)
 _DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?|\.\d+"
 #: a number in running text, with what belongs to it. A minus belongs to it unless it follows what it can be subtracted
 #: from: 27-5 ends in 5.
@@ -110,20 +116,21 @@ def _in_text(text: str) -> Answer | None:
     for said in list(_SAID.finditer(text))[-1:]:
         after = text[said.end() : said.end() + _LINE].strip()
         line = _NOT_THAT.sub("", after.partition("\n")[0])
-        whole = read(line.strip("* "))
-        if (isinstance(whole, Formula) and not _PROSE.search(line)) or _UNSURE.search(line):
+        whole = read(line.strip("* ").rstrip("*. "))
+        if (isinstance(whole, Formula) and not _PROSE.search(line)) or _is_unsure(line):
             return whole
         if (formula := _FORMULA.match(after)) is not None:
             return None if TAKEN_BACK.match(after, formula.end()) else read(_inner(formula))
-        if isinstance(whole, Formula):
+        if isinstance(whole, Formula) or _is_time(whole):
             return whole
         if (first := _NUMBER.search(line)) is not None:
-            denied = re.search(REFUSED, line[: first.start()], re.IGNORECASE) or TAKEN_BACK.match(line, first.end())
-            return None if denied else read(first[0])
+            return None if TAKEN_BACK.match(line, first.end()) else read(first[0])
         if whole is not None and len(line.split()) <= 4:
             return whole
-    if len(text) <= 200 and not _PROSE.search(text) and isinstance(whole := read(text), Formula):
-        return whole
+    if len(text) <= 200 and not _PROSE.search(text):
+        whole = read(text.strip("*\n ").rstrip("*.\n "))
+        if isinstance(whole, Formula) or _is_time(whole):
+            return whole
     for formula in reversed(list(_FORMULA.finditer(text))):
         if isinstance(inside := read(_inner(formula)), Formula):
             return inside if not _is_denied(text, formula) else None
@@ -145,6 +152,19 @@ def _without_denied(text: str) -> str:
         elif end["but"] or not _PROSE.search(text[at : at + _LINE].partition("\n")[0]):
             kept.append(denied[1])
     return "".join([*kept, text[at:]])
+
+
+def _is_time(answer: Answer | None) -> bool:
+    """Whether it is a date, or the time of a clock, which are words."""
+    return isinstance(answer, Words) and _TIME.fullmatch(answer.text) is not None
+
+
+def _is_unsure(line: str) -> bool:
+    """Whether a line that should say the answer says several, or denies the first that it says."""
+    found = [one.start() for one in (_FORMULA.search(line), _NUMBER.search(line)) if one is not None]
+    before = line[: min(found, default=0)].rstrip("([{*")
+    denials = _DENIED.search(before), _REFUSED.search(before), _RETRACTED.search(line), _UNSURE.search(line)
+    return any(denials)
 
 
 def _is_denied(text: str, found: re.Match[str]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import sympy
 from sympy.core.symbol import Str
 
-from slime_rewards.denials import REFUSED
+from slime_rewards.denials import DOUBT, NOT, REFUSED, RULING_OUT
 from slime_rewards.mathematics.bounds import TooMuchWorkError, bounded
 from slime_rewards.mathematics.formula import FormulaReader, in_base
 from slime_rewards.mathematics.spelling import STYLES, as_words, plain_spelling
@@ -34,8 +34,8 @@ _MODULO = re.compile(
 )
 #: 2:3, and 12:30, which may be the time of a clock
 _RATIO, _CLOCK = re.compile(r"[^:]{1,40}(?::[^:]{1,40}){1,3}"), re.compile(r"\d{1,2}(?::[0-5]\d)+")
-#: 2024-01-15
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+#: 2024-01-15, 2024-1-15; but 1000-10-5 is a difference
+_DATE = re.compile(r"((?:1[5-9]|20)\d\d)-(0?[1-9]|1[0-2])-(0?[1-9]|[12]\d|3[01])")
 #: a price, whose sign is no part of the formula
 _PRICE = re.compile(r"\s*\\?\$\s*[\d.][^$]*")
 #: words, without a symbol of mathematics: `even`, `No solution.`
@@ -45,6 +45,12 @@ _LABELLED = re.compile(
     rf"(?:\\(?:{STYLES})\s?\{{\s?)?(?:the )?(?=[a-z]{{2}})([a-z]+(?:[ '-][a-z]+){{0,8}}?)"
     r"(?:\s?\}\s?[:=]|\s?[:=]\s?\}|\s(?:is|equals)\s?:?\s?\}|(?<=[a-z]{4})(?:\s?[:=]|\s(?:is|equals)))\s?"
     r"(?=[\d\\(\[{$.+-]|[a-z]\b)(.+)",
+    re.IGNORECASE,
+)
+#: names that say nothing more than "answer" does, and words that make the rest no name of what follows
+_NAMELESS = ("answer", "result", "value", "total", "sum")
+_NO_LABEL = re.compile(
+    rf"{NOT}|{REFUSED}|{RULING_OUT}|{DOUBT}|\b(?:no|nor|neither|or|either|but|without|negative|except\w*)\b",
     re.IGNORECASE,
 )
 #: "the answer is 5", as words in a box
@@ -62,8 +68,8 @@ def read(text: str) -> Answer | None:
         return read(whole[1])
     if not text:
         return None
-    if _DATE.fullmatch(text):
-        return Words(text)
+    if (date := _DATE.fullmatch(text)) is not None:
+        return Words("-".join(part.zfill(2) for part in date.groups()))
     if (labelled := _labelled(text)) is not None:
         return labelled
     if len(text) <= _MOST_CHARACTERS and (_LETTERS_ONLY.fullmatch(text) is None or _PRODUCT.fullmatch(text)):
@@ -88,13 +94,15 @@ def _labelled(text: str) -> Formula | None:
     """The equation of a name in words and the formula behind it; None if the text is no such thing."""
     if len(text) > _MOST_CHARACTERS or (found := _LABELLED.fullmatch(text)) is None:
         return None
-    if re.search(rf"{REFUSED}|\bno\b", found[1], re.IGNORECASE):
+    if _NO_LABEL.search(found[1]):
         return None
     if not OPERATIONS.keys().isdisjoint(found[1].casefold().split()):
         return None
     inner = read(found[2])
     if not isinstance(inner, Formula) or isinstance(inner.value, Members):
         return None
+    if found[1].casefold().rpartition(" ")[2] in _NAMELESS:
+        return inner
     value = inner.value.right if isinstance(inner.value, Relation) and inner.value.sign == "=" else inner.value
     return replace(inner, value=Relation(sympy.Symbol(found[1].casefold(), real=True), "=", value))
 

@@ -106,7 +106,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^\s*\\\{\s*([a-z])\s*(?:\\in\s*(?:\\mathbb\s*\{R\}|R)\s*)?[|:]([^{}|]*)\\\}\s*$", r"\2"),
         (r"(?:\\!)?:(?:\\!)?", ":"),
         # 101 (base 2), 3:45 p.m., 2\mathrm{\pi}
-        (r"^\s*([0-9A-Z]+)\s*+(?:\\text\s*\{)?[\s(]*base\s*(\d{1,2})\s*\)?\s*\}?\s*$", r"\1_{\2}"),
+        (r"^\s*([0-9A-Z]+)\s*+(?:\\text\s*\{)?[\s(]*base\s*(\d{1,2})\s*\)?\s*\}?\s*\.?\s*$", r"\1_{\2}"),
         (r"(:\d\d)\s*+(?:\\text\s*\{\s*)?([AaPp])\.?\s?[Mm]\b\.?\}?", r"\1 \2m"),
         (rf"\\(?:{STYLES})\s*\{{\s*(\\[A-Za-z]+)\s*\}}", r"\1 "),
         (r"^\s*(?:\\text\s*\{\s*)?[Aa]ll (?:real numbers|reals)\.?\s*\}?\.?\s*$", r"\\mathbb{R}"),

@@ -82,6 +82,8 @@ _SAME = {
 }
 #: in a price by hour or pound they are often a sign before the number, which no unit shows: $15 per hour
 _MONEY = ("dollar", "euro")
+#: scales of temperature, which a bare degree may mean
+_SCALES = ("C", "F", "K")
 #: words before a unit: the power of it that they mean
 POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _RAISED = {"squared": 2, "cubed": 3}
@@ -95,8 +97,13 @@ DOLLAR_SIGN: Unit = (("$", 1),)
 
 
 def units_differ(first: Unit | None, second: Unit | None) -> bool:
-    """Whether both are named, and are not the same. A sign of dollars differs from other money alone."""
+    """Whether both are named, and are not the same.
+
+    A sign of dollars differs from other money alone, and a degree does not differ from a scale of temperature.
+    """
     if first is None or second is None or first == second:
+        return False
+    if (("degree", 1),) in (first, second) and any(((scale, 1),) in (first, second) for scale in _SCALES):
         return False
     if DOLLAR_SIGN in (first, second):
         return any(unit in ((("cent", 1),), (("euro", 1),)) for unit in (first, second))
@@ -134,4 +141,6 @@ def unit_of(words: Sequence[str]) -> Unit | None:
     if len(base) > 1:
         for name in _MONEY:
             base.pop(name, None)
+    if any(base[name] == 1 for name in _SCALES) and base["degree"] == 1:
+        del base["degree"]  # degrees Celsius
     return tuple(sorted((name, exponent) for name, exponent in base.items() if exponent)) or None
