@@ -25,8 +25,8 @@ _GAP = r"(?:[\s*$}{\\]|(?<=\\)text[a-z]*)*+"
 #: what denies the answer right before it, and says nothing else: 5 (rejected), 5, which is not valid, 5 is wrong. But
 #: 5 rejected letters are 5, as are 5 invalid and 5 (reject -7); and 5 may be the largest amount where 5 is impossible.
 TAKEN_BACK = re.compile(
-    rf"{_GAP}(?:(?:[,(][\s(]*+{_GAP}(?:(?:but\s)?(?:which|that|this|it)\s)?(?:(?:is|was)\s)?"
-    rf"|(?:which\s)?(?:is|was)\s(?!impossible))(?:(?:an?\s|the\s)?{REFUSED}|not\s{APPROVED})|rejected|extraneous)"
+    rf"{_GAP}(?:(?:[,:(][\s(]*+{_GAP}(?:(?:but\s)?(?:which|that|this|it)\s)?(?:(?:is|was)\s)?"
+    rf"|which\s(?:is|was)\s|(?:is|was)\s(?!impossible))(?:(?:an?\s|the\s)?{REFUSED}|not\s{APPROVED})|rejected|extraneous)"
     r"(?:\s(?:answer|solution|root|value|one)\b)?"
     r"(?=\s(?:because|since|as|by|here)\b|\s*[.,;)}\]!?*]|\s*$)",
     re.IGNORECASE,
