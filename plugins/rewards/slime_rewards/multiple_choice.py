@@ -72,6 +72,8 @@ _STATED_NOT = re.compile(
     rf"|не(?:верн|правильн)|不对|不正确|是错|(?:では|じゃ)(?:な|あり)|[가이]\s?아니)|{_BOTH_WRONG}",
     re.IGNORECASE,
 )
+#: "option B is correct" states it
+_CONFIRMED = re.compile(rf"{_CLOSING}[^\S\n]{{0,4}}(?:is|was|must\s+be|seems)\s+{_ADVERBS}{APPROVED}", re.IGNORECASE)
 #: "not A but C"
 _BUT = re.compile(
     r"(?:\s{0,4}(?:,|\bn?or\b)\s{0,4}[A-Z]\b){0,4}[)\]}*`\"'.,;\s\uff09\uff0c]{0,6}(?:而?是|(?:but|rather|it['\u2019]?s|it\s+is)\s)\s*(?:rather\s+)?(?:it['\u2019]?s\s+|it\s+is\s+)?(?:option\s+|choice\s+)?"
@@ -97,10 +99,11 @@ class MultipleChoice:
 
     A choice is a letter, in either case, or a number of at most two digits, with or without brackets and punctuation.
     The response's choice is the first of these that exists: the last box, if it has a choice (`\boxed{B}`,
-    `\boxed{\text{(B)}}`, `\boxed{B. Paris}`); the last "answer is (B)", "Answer: B" or "option B"; with `bare`, the
-    last line of the answer if it consists of a choice. With `boxed`, only the last box counts. A response without a
-    choice gets 0, and part `chosen` is then 0. Letters in running text are never taken for a choice, nor are two
-    choices beside each other (`A or B`). A negated choice is not made: "not option A", "choice A is wrong".
+    `\boxed{\text{(B)}}`, `\boxed{B. Paris}`); the last "answer is (B)", "Answer: B" or "option B is correct"; the
+    last "option B"; with `bare`, the last line of the answer if it consists of a choice. With `boxed`, only the
+    last box counts. A response without a choice gets 0, and part `chosen` is then 0. Letters in running text are
+    never taken for a choice, nor are two choices beside each other (`A or B`). A negated choice is not made: "not
+    option A", "choice A is wrong".
 
     A sample without label, or whose label is not a choice, raises `ValueError` and fails.
     """
@@ -144,11 +147,17 @@ def _in_box(text: str) -> str | None:
 
 
 def _said(text: str) -> str | None:
-    """The choice of the last "answer is (B)" or the like that is not negated; None if that one names several."""
+    """The choice of the last "answer is (B)" or the like that is not negated; None if that one names several.
+
+    A choice that is only named, "option A", is made if no letter is stated, before or behind it: not after "Answer: B",
+    but in "The answer is 12, which is option C".
+    """
     text = _STYLE.sub("", text)
+    named: list[str | None] = []
     for said in reversed(list(_SAID.finditer(text))):
         behind = text[said.end("choice") : said.end("choice") + 60]
-        denial = _STATED_NOT if said["stated"] or said["colon"] else _NAMED_NOT
+        stated = said["stated"] or said["colon"]
+        denial = _STATED_NOT if stated else _NAMED_NOT
         negated = (
             said["negated"]
             or said["not_so"]
@@ -156,13 +165,16 @@ def _said(text: str) -> str | None:
             or denial.match(behind)
         )
         if negated:
-            if (but := _BUT.match(behind)) is not None:
-                return but[1].upper()
-        elif _SECOND.match(behind):
-            return None
+            if (but := _BUT.match(behind)) is None:
+                continue
+            choice: str | None = but[1].upper()
         else:
-            return said["choice"].upper()
-    return None
+            choice = None if _SECOND.match(behind) else said["choice"].upper()
+        if not named:
+            named.append(choice)
+        if stated or said["answer"] or _CONFIRMED.match(behind):
+            return choice if choice is not None and choice.isalpha() else named[0]
+    return named[0] if named else None
 
 
 def _only(text: str) -> str | None:
