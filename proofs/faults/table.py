@@ -127,9 +127,9 @@ def _silent_cluster(bench: Bench, work: Path) -> Sequence[str]:
 
 
 def _first_save(target: Target) -> None:
-    """The moment at which something is written to /mnt/saved of the run, whose /mnt is its own."""
+    """The moment at which a checkpoint is written to /mnt/saved of the run, whose /mnt is its own."""
     saved = Path(f"/proc/{target.process.pid}/root/mnt/saved")
-    target.wait_until(lambda: saved.is_dir() and any(saved.iterdir()), "checkpoint")
+    target.wait_until(lambda: any(saved.glob("*rollout_*")), "checkpoint")  # the run's lock is there before
 
 
 def _small_disk(size: str) -> Sequence[str]:
