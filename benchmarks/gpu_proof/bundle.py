@@ -115,8 +115,12 @@ def pack(options: argparse.Namespace) -> None:
     """Fetch and cut.
 
     Raises:
-        BundleError: The wheels cannot be had.
+        BundleError: The wheels cannot be had, or this is no checkout.
     """
+    try:
+        _git("rev-parse", "HEAD")
+    except subprocess.CalledProcessError:
+        raise pieces.BundleError(f"{ROOT} is no git repository with a commit, whose files would be packed") from None
     wanted = [*pinned(options.requirements.read_text(encoding="utf-8"), options.python)]
     needed = lacking(wanted, installed(options.has) if options.has else {})
     print(f"{len(needed)} of {len(wanted)} packages are needed; fetching their wheels", flush=True)

@@ -175,7 +175,22 @@ WHEELS |= {"beta": "beta_kernels-0.5.1-cp312-cp312-manylinux_2_28_x86_64"}
 
 
 @pytest.fixture
-def requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose commit is bundled, with a file that is not in it. These tests may run without one."""
+    folder = tmp_path / "checkout"
+    (folder / "core").mkdir(parents=True)
+    for name in ("Makefile", "core/slime.py"):
+        (folder / name).write_text(f"# {name}\n")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, timeout=30)
+    (folder / "notes.txt").touch()
+    monkeypatch.setattr(bundle, "ROOT", folder)
+    return folder
+
+
+@pytest.fixture
+def requirements(tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001
     """A requirements file, and wheels for it where pip finds them without an index."""
     index = tmp_path / "index"
     index.mkdir()
@@ -201,7 +216,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_bundle_holds_the_wheels_of_that_machine_and_the_source(
-    tmp_path: Path, requirements: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, requirements: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, target = tmp_path / "bundle", tmp_path / "machine"
     command = [str(folder), "--requirements", str(requirements), "--limit-mb", "0.5"]
@@ -217,8 +232,9 @@ def test_a_bundle_holds_the_wheels_of_that_machine_and_the_source(
     alone = [sys.executable, "-I", str(folder / "pieces.py"), str(folder), str(target)]
     done = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "pieces are whole; 3 files are in" in done.stdout
-    listed = subprocess.run(["git", "ls-tree", "-r", "--name-only", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    assert {*sums(target / "source")} == set(listed.stdout.splitlines())
+    source = {name: found for name, found in sums(checkout).items() if not name.startswith(".git/")}
+    assert source.pop("notes.txt")
+    assert sums(target / "source") == source
 
 
 def test_a_bundle_leaves_out_what_the_machine_has(
@@ -239,6 +255,16 @@ def test_a_bundle_leaves_out_what_the_machine_has(
 def test_a_version_that_the_machine_has_serves_if_it_is_the_pinned_one(version: str, needed: list[str]) -> None:
     wanted = [*bundle.pinned("torch==2.0 --hash=sha256:0\n", "3.12")]
     assert [requirement.name for requirement, _ in bundle.lacking(wanted, {"torch": version})] == needed
+
+
+def test_without_a_checkout_there_is_no_bundle(
+    tmp_path: Path, requirements: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bundle, "ROOT", tmp_path / "unpacked")
+    (tmp_path / "unpacked").mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    assert bundle.main([str(tmp_path / "bundle"), "--requirements", str(requirements)]) == 1
+    assert f"{tmp_path}/unpacked is no git repository" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["torch 2.0\n", '{"torch": "2.0"}', '[["torch", "2.0"]]', '[{"name": "torch"}]'])
