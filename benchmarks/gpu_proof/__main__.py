@@ -66,8 +66,8 @@ class Part:
     Attributes:
         group: Parts of one group share a table; `--only` chooses groups.
         function: `module:function` in this folder, called with a `Bench` and `settings`.
-        share_s: Of the time for everything, in relation to the shares of the others. It may take what those before it
-            left over, but nothing of the shares of those after it.
+        share_s: Its share of the whole time, relative to the other parts' shares. It may also use the time that earlier
+            parts did not need, but none of the time reserved for later parts.
         needs: Packages without which it cannot run.
         gpus: GPUs it needs, on a machine with any.
     """

@@ -76,9 +76,9 @@ class ClusterOptions(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto: GPUs if there are any."""
     layer_backend: Literal["auto", "fused", "te", "torch"] = "auto"
-    """What computes the trainer's layers: kernels that torch.compile fuses, beside FlashAttention where a GPU has it
-    (fused), TransformerEngine (te), or PyTorch's operators (torch); auto: on GPUs te if installed, else fused; on a
-    CPU torch."""
+    """What computes the trainer's layers: PyTorch's operators (torch), TransformerEngine (te), or kernels that
+    torch.compile fuses, beside FlashAttention where a GPU has it (fused); auto: te on GPUs where it is installed, else
+    torch."""
     ray_address: str | None = None
     """Join this Ray cluster instead of starting one."""
     router_port: Port | None = None

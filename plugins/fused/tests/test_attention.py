@@ -34,23 +34,34 @@ def flash_stand_in(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """A module in the place of flash-attn-4's that attends sequence by sequence; what it was called with."""
     calls: list[dict[str, Any]] = []
 
-    def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> tuple[Tensor, None]:
-        calls.append(keywords)
-        assert keywords["causal"] and keywords["cu_seqlens_q"].dtype == torch.int32
+    def flash_attn_varlen_func(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        softmax_scale: float,
+        causal: bool,
+    ) -> tuple[Tensor, None]:
+        calls.append({"longest": (max_seqlen_q, max_seqlen_k), "scale": softmax_scale})
+        assert causal and cu_seqlens_q.dtype == torch.int32 and torch.equal(cu_seqlens_q, cu_seqlens_k)
         parts = [
             F.scaled_dot_product_attention(
                 *(t[a:b].transpose(0, 1)[None] for t in (q, k, v)),
                 is_causal=True,
                 enable_gqa=True,
-                scale=keywords["softmax_scale"],
+                scale=softmax_scale,
             )[0].transpose(0, 1)
-            for a, b in itertools.pairwise(keywords["cu_seqlens_q"].tolist())
+            for a, b in itertools.pairwise(cu_seqlens_q.tolist())
         ]
         return torch.cat(parts), None
 
     for name in ("flash_attn", "flash_attn.cute"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules["flash_attn.cute"].flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
+    sys.modules["flash_attn.cute"].flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]  # a new module
     return calls
 
 
@@ -85,7 +96,7 @@ def test_the_kernel_is_one_that_takes_these_tensors(
     else:
         monkeypatch.setitem(sys.modules, "flash_attn", None)
     kernel = kernel_for(capability, dtype, width)
-    assert (kernel and kernel.__name__) == expected  # type: ignore[attr-defined]
+    assert (kernel and kernel.__name__) == expected  # type: ignore[attr-defined]  # a function
 
 
 def packed(batch_of: int) -> PackedSequences:
@@ -109,8 +120,8 @@ def test_flash_attention_gets_the_sequences_of_the_micro_batch(monkeypatch: pyte
     assert all((one - other).abs().max() < 1e-5 for one, other in zip(*grads, strict=True))
     [call] = calls
     longest = int(sequences.cu_seqlens_q.diff().max())
-    assert call["max_seqlen_q"] == call["max_seqlen_k"] == longest
-    assert call["softmax_scale"] == pytest.approx(8**-0.5)
+    assert call["longest"] == (longest, longest)
+    assert call["scale"] == pytest.approx(8**-0.5)
 
 
 def test_torchs_kernel_takes_what_it_is_given() -> None:
@@ -131,9 +142,9 @@ def test_slimes_own_attention_computes_where_no_kernel_serves(why: str, monkeypa
     query = types.SimpleNamespace(is_cuda=why != "cpu", dtype=HALF, device="cuda", size=lambda _: 64)
     value = types.SimpleNamespace(size=lambda _: 32 if why == "latent attention" else 64)
     if why == "context parallelism":
-        module.cp_group = object()  # type: ignore[assignment]
+        module.cp_group = object()  # type: ignore[assignment]  # any group
     if why == "prefixes":
         sequences.prefixes = (Prefix(), Prefix(0, 3))
     assert module.kernel(query, value, sequences) is None  # type: ignore[arg-type]  # only these attributes are read
     module.cp_group, query.is_cuda, sequences.prefixes, value.size = None, True, None, query.size
-    assert module.kernel(query, value, sequences) is not None  # type: ignore[arg-type]
+    assert module.kernel(query, value, sequences) is not None  # type: ignore[arg-type]  # as above

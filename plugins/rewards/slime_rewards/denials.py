@@ -9,7 +9,7 @@ import re
 
 #: not, isn't
 NOT = r"(?:\b(?:not|never|cannot)\b|n['\u2019]t\b)"
-#: how an answer is called that is none: 5 (rejected), option A is incorrect
+#: words for a wrong answer: 5 (rejected), option A is incorrect
 REFUSED = (
     r"\b(?:wrong|incorrect|invalid|false|extraneous|inadmissible|impossible|ruled\s{1,4}out"
     r"|(?:reject|exclude|eliminate|discard)(?:e?d)?)\b"

@@ -34,7 +34,7 @@ _SAID = re.compile(
     r"(?P<choice>[A-Za-z]|\d{1,2})(?![A-Za-z0-9]|_\w|['\u2019][a-z]|[.,]\d|\s?\\?%)",
     re.IGNORECASE,
 )
-#: how a choice is called that is none, in all languages
+#: words for a wrong choice, in all languages
 _WRONG = (
     rf"(?:{REFUSED}|\b(?:falsch|fau(?:x|sse)|fals[ao]|incorrect[aeo]|errad[ao]|sbagliat[ao]|не(?:верн|правильн)\w*)\b)"
 )
