@@ -12,7 +12,7 @@ from typing import Any
 from slime.config.flag_table import component_option, find_flag, nearest_component_option, nearest_flag
 from slime.config.flags import COMPONENT, Flag, Setting, Settings
 from slime.config.value_types import Arity
-from slime.registry.original_names import written_here
+from slime.registry.original_names import foreign_option_hint
 
 
 class CommandLine:
@@ -35,7 +35,7 @@ class CommandLine:
                     f"unexpected {word!r} after {self._last_switch}, which takes no value"
                     f" (write {self._last_switch}={word})"
                 )
-            elif "=" in word and (option := written_here(word.lstrip("+").partition("=")[0])):
+            elif "=" in word and (option := foreign_option_hint(word.lstrip("+").partition("=")[0])):
                 self._problem(f"unexpected {word!r}: options begin with two dashes.{option}")
             elif self.file is not None:
                 self._problem(f"unexpected {word!r}: the run file is already {self.file}")
@@ -58,7 +58,11 @@ class CommandLine:
             return
         flag = find_flag(name)
         if flag is None:
-            nearest = nearest_flag(name) if written_here(name) else nearest_component_option(name) or nearest_flag(name)
+            nearest = (
+                nearest_flag(name)
+                if foreign_option_hint(name)
+                else nearest_component_option(name) or nearest_flag(name)
+            )
             self._problem(f"unknown flag --{name}.{nearest}")
             # Skip its values.
             self._take(Arity.ANY)

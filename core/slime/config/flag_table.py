@@ -18,7 +18,7 @@ from slime.config.sglang_options import sglang_flags
 from slime.config.value_types import Arity, ValueType, type_of
 from slime.errors import did_you_mean
 from slime.registry.kinds import SLOTS, slot_prefixes
-from slime.registry.original_names import instead_of, written_here
+from slime.registry.original_names import foreign_option_hint, instead_of
 
 _OWN = "own"
 #: likeness of a name and a misspelt one, as `difflib` counts, and letters that it may have more or fewer
@@ -101,7 +101,7 @@ def nearest_flag(name: str) -> str:
     own = [*_COMMAND, *(flag.spelled for flag in flags if flag.target not in (MEGATRON, SGLANG))]
     begin = re.split("[-_]", _bare(name))[0] if "-" in name else None
     alike = [spelled for bare, spelled in names.items() if re.split("[-_]", bare)[0] == begin]
-    return written_here(name) or did_you_mean(f"--{name}", own) or did_you_mean(f"--{name}", alike)
+    return foreign_option_hint(name) or did_you_mean(f"--{name}", own) or did_you_mean(f"--{name}", alike)
 
 
 def _bare(name: str) -> str:

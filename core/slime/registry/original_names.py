@@ -28,7 +28,7 @@ def instead_of(table: NameTable, name: str) -> str | None:
     return names.get(name) or next((text for other, text in names.items() if fnmatch.fnmatchcase(name, other)), None)
 
 
-def written_here(name: str) -> str:
+def foreign_option_hint(name: str) -> str:
     """What to write here for an option of another framework, as the end of a message; empty if none has the name.
 
     Of a name with dots, the last part is enough.
