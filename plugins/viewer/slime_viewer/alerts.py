@@ -43,6 +43,8 @@ class Alert:
     filter: str = ""
     #: the step from which on it is so
     step: int | None = None
+    #: comes before everything else
+    urgent: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,10 @@ class Counts:
 
 def alerts(metrics: Metrics, counts: Counts | None = None) -> list[Alert]:
     """What is worth a look in a run, the most urgent first. Without `counts`, only what metrics show."""
-    checks = (_not_finite, _reward, _equal_groups, _truncation, _entropy, _gap, _evaluation, _lost, _restarts)
-    found = [alert for check in checks for alert in check(metrics)]
-    return found if counts is None else [*_stalled(metrics, counts, found), *_label_unpaid(counts), *found]
+    found = [alert for check in CHECKS for alert in check.find(metrics)]
+    if counts is not None:
+        found = [*_stalled(metrics, counts, found), *_label_unpaid(counts), *found]
+    return sorted(found, key=lambda alert: not alert.urgent)
 
 
 def _label_unpaid(counts: Counts) -> Iterator[Alert]:
@@ -154,17 +157,20 @@ def _not_finite(metrics: Metrics) -> Iterator[Alert]:
             name,
             f"kind:train step:{max(0, steps[0] - 2)}..{steps[0]}",
             steps[0],
+            urgent=True,
         )
 
 
 def _reward(metrics: Metrics) -> Iterator[Alert]:
     name = "rollout/reward_mean"
     reward, spread = _trend(metrics, name), _trend(metrics, "rollout/reward_std")
-    if reward is None or spread is None:
+    if reward is None:
         return
-    if max(reward.values) == min(reward.values) and max(spread.values) == 0:
+    constant = max(reward.values) == min(reward.values)
+    if constant and (spread is None or max(spread.values) == 0):
+        all_of = "every sample of every step has" if spread else "the samples of every step have, in the mean,"
         yield Alert(
-            f"every sample of every step has the reward {reward.values[0]:g}",
+            f"{all_of} the reward {reward.values[0]:g} ({len(reward.values)} steps)",
             "The reward does not tell good answers from bad ones: read some with their labels, and test the reward on"
             " an answer that is right.",
             name,
@@ -179,7 +185,7 @@ def _reward(metrics: Metrics) -> Iterator[Alert]:
             f"kind:train step>={reward.since}",
             reward.since,
         )
-    elif reward.last - reward.first < GAIN * fmean(spread.values):
+    elif spread is not None and reward.last - reward.first < GAIN * fmean(spread.values):
         yield Alert(
             f"reward has not risen: {reward.first:.3g} in the first {reward.window} steps,"
             f" {reward.last:.3g} in the last",
@@ -188,6 +194,21 @@ def _reward(metrics: Metrics) -> Iterator[Alert]:
             f"kind:train step>={reward.since}",
             reward.since,
         )
+
+
+def _loss(metrics: Metrics) -> Iterator[Alert]:
+    """Of a run without rewards, which learns from examples."""
+    name = "train/loss"
+    loss = _trend(metrics, name)
+    if "rollout/reward_mean" in metrics.names or loss is None or loss.last < loss.first:
+        return
+    yield Alert(
+        f"loss has not fallen: {loss.first:.3g} in the first {loss.window} steps, {loss.last:.3g} in the last",
+        "Look at the learning rate, at the gradient norm, and at which tokens are trained on.",
+        name,
+        f"kind:train step>={loss.since}",
+        loss.since,
+    )
 
 
 def _equal_groups(metrics: Metrics) -> Iterator[Alert]:
@@ -301,3 +322,28 @@ def _restarts(metrics: Metrics) -> Iterator[Alert]:
 
 def _times(number: float) -> str:
     return "once" if number == 1 else f"{number:.0f} times"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One look at the metrics of a run."""
+
+    name: str
+    #: how the names of the metrics begin that it looks at
+    metrics: tuple[str, ...]
+    find: Callable[[Metrics], Iterator[Alert]]
+
+
+#: the checks, in the order in which what they find is told
+CHECKS = (
+    Check("finite numbers", ("",), _not_finite),
+    Check("reward", ("rollout/reward_mean",), _reward),
+    Check("loss", ("train/loss",), _loss),
+    Check("groups of equal reward", ("rollout/zero_std_ratio",), _equal_groups),
+    Check("cut-off answers", ("rollout/truncated_ratio",), _truncation),
+    Check("entropy", ("train/entropy",), _entropy),
+    Check("log-prob gap", ("train/logprob_gap_mean",), _gap),
+    Check("evaluations", ("eval/",), _evaluation),
+    Check("failed samples", ("rollout/failed", "rollout/aborted"), _lost),
+    Check("restarts", ("time/step", "restarts/"), _restarts),
+)

@@ -15,8 +15,10 @@ from slime_viewer.filters import read_filter
 from slime_viewer.index import IndexState, RunIndex
 from slime_viewer.lines import dumped
 from slime_viewer.panels import LANES, panels
+from slime_viewer.progress import progress
 from slime_viewer.queries import Found
 from slime_viewer.run_files import Metrics, RunFolder
+from slime_viewer.verdict import verdict
 
 #: rows of a table that are sent at once, at most, and prompts of two runs
 MAX_ROWS, MAX_PROMPTS = 500, 100
@@ -35,6 +37,7 @@ def run_answer(
     trouble: str = "",
     counts: Counts | None = None,
     found: Sequence[Alert] | None = None,
+    outcome: str | None = None,
 ) -> dict[str, Any]:
     """A run without its curves.
 
@@ -45,17 +48,20 @@ def run_answer(
         trouble: Why it is not continued.
         counts: What its samples show.
         found: What is worth a look, if it is known already.
+        outcome: How the run has just ended, if its own process asks.
     """
     metrics = folder.metrics
     used = folder.plugins().get("used", {})
     known = metrics.names
+    gone = progress(folder, outcome)
+    judged = verdict(folder, gone, alerts(metrics, counts) if found is None else found)
     return {
         "name": folder.name,
         "path": str(folder.path),
-        "state": folder.state(),
-        "steps": metrics.steps[-1:],
+        "state": gone.state,
+        "progress": {**asdict(gone), "left_s": gone.left_s, "spent_s": sum(metrics.series("time/step")[1])},
+        "verdict": judged.answer(),
         "best": None if counts is None else counts.best,
-        "alerts": [asdict(alert) for alert in (alerts(metrics, counts) if found is None else found)],
         "events": [asdict(event) for event in reversed(folder.events())],
         "problems": [*folder.problems(), *state.problems, *([trouble] if trouble else [])],
         "panels": [asdict(panel) for panel in panels(metrics)],

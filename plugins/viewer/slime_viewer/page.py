@@ -17,7 +17,7 @@ import orjson
 from slime_viewer.lines import dumped, readable
 
 STATIC = Path(__file__).with_name("static")
-_OWN = ("app", "charts", "compare", "data", "group", "prompt", "run", "samples", "texts", "tokens")
+_OWN = ("app", "charts", "compare", "data", "group", "prompt", "run", "samples", "texts", "tokens", "verdict")
 #: name in an import -> file
 MODULES = {
     "preact": "vendor/preact.mjs",

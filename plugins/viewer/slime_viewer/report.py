@@ -94,9 +94,7 @@ def _page(
     outcome: str | None = None,
 ) -> str:
     folder = index.folder
-    run = run_answer(folder, index.state(), "", counts=queries.counts(index))
-    if outcome is not None:
-        run["state"] = outcome
+    run = run_answer(folder, index.state(), "", counts=queries.counts(index), outcome=outcome)
     samples = whole_samples(found, _MAX_TEXT)
     content = {
         "run": run,

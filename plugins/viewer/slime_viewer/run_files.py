@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from slime.errors import DataError, without_escapes
 from slime_viewer.lines import complete_lines, open_regular, readable
 
 CONFIG, METRICS, PLUGINS, LOCK, SAMPLES = "config.toml", "metrics.jsonl", "plugins.json", "run.lock", "rollouts"
-_LOG = Path("logs/driver.log")
+LOG = Path("logs/driver.log")
 #: the newest format of plugins.json that this version knows
 PLUGINS_FORMAT = 2
 #: bytes at the end of the driver's log that are searched for warnings, and how many of these are shown
@@ -72,7 +71,10 @@ class Metrics:
 
     path: Path
     rows: dict[int, dict[str, float | None]] = field(default_factory=dict)
-    #: lines that are not a row, and bytes of a last line without an end
+    #: step -> when its last row was written, in seconds since 1970
+    times: dict[int, float] = field(default_factory=dict)
+    #: lines that are a row, lines that are none, and bytes of a last line without an end
+    read: int = 0
     broken: int = 0
     unfinished: int = 0
     #: why the file cannot be read, if it is there
@@ -97,7 +99,8 @@ class Metrics:
     def _read_on(self, file: BinaryIO) -> None:
         stat = os.fstat(file.fileno())
         if stat.st_ino != self._inode or stat.st_size < self._done:
-            self.rows, self._names, self.broken, self._done, self._inode = {}, {}, 0, 0, stat.st_ino
+            self.rows, self.times, self._names, self.read, self.broken = {}, {}, {}, 0, 0
+            self._done, self._inode = 0, stat.st_ino
         for line in complete_lines(file, self._done):
             self._done = line.offset + line.length
             self._add(line.row)
@@ -108,6 +111,10 @@ class Metrics:
         if row is None or not isinstance(step, int) or isinstance(step, bool):
             self.broken += 1
             return
+        self.read += 1
+        written = row.get("unix_time")
+        if isinstance(written, int | float) and not isinstance(written, bool):
+            self.times[step] = float(written)
         merged = self.rows.setdefault(step, {})
         for name, value in row.items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -129,6 +136,11 @@ class Metrics:
     def steps(self) -> list[int]:
         """All steps, ascending."""
         return sorted(self.rows)
+
+    @property
+    def trained(self) -> list[int]:
+        """The steps that were trained, ascending: not those that have an evaluation alone."""
+        return [step for step in self.steps if any(not name.startswith("eval/") for name in self.rows[step])]
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """The steps at which a metric was recorded and finite, and its values."""
@@ -208,26 +220,10 @@ class RunFolder:
 
     # --- how the run goes --------------------------------------------------------------------------
 
-    def state(self) -> str:
-        """ "finished", "running" or "ended" early; of a run on another host, "unknown"."""
-        try:
-            lock = json.loads(self._text(self.path / LOCK))
-        except (OSError, ValueError, RecursionError):
-            return "unknown"
-        if not isinstance(lock, dict):
-            return "unknown"
-        if isinstance(lock.get("finished"), int):
-            return "finished"
-        pid, host = lock.get("pid"), lock.get("host")
-        if not isinstance(pid, int) or pid <= 0 or host != socket.gethostname():
-            return "unknown"
-        # Not by locking the file, as runs do: for a moment, a run that begins would find it locked.
-        return "running" if Path(f"/proc/{pid}").exists() else "ended"
-
     def events(self) -> list[Event]:
         """The last warnings and errors of the driver's log, oldest first."""
         try:
-            with open_regular(self.path / _LOG) as file:
+            with open_regular(self.path / LOG) as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
                 text = without_escapes(file.read(_LOG_BYTES).decode("utf-8", "replace"))
         except OSError:

@@ -30,6 +30,7 @@ from slime_viewer.index import open_index
 from slime_viewer.lines import dumped
 from slime_viewer.page import live_page, static_files
 from slime_viewer.plugin_panels import PanelBoard
+from slime_viewer.progress import progress
 from slime_viewer.report import export_page
 from slime_viewer.run_files import RunFolder
 
@@ -113,7 +114,7 @@ class WatchedRun:
         """Read what is new; returns whether anything is. The metrics come first: they take a moment."""
         with self.lock:
             news = self.folder.metrics.refresh()
-        before, self._state = self._state, self.folder.state()
+        before, self._state = self._state, progress(self.folder).state
         if news := news or before != self._state:
             self.version += 1
         if self._index.refresh(self._batch_added) > 0:

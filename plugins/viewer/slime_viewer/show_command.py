@@ -21,7 +21,9 @@ from slime_viewer.alerts import Counts, alerts
 from slime_viewer.filters import EXAMPLE, Condition, read_filter
 from slime_viewer.index import RunIndex, message_text, open_index, prompt_text
 from slime_viewer.panels import evaluation_sets, panels
+from slime_viewer.progress import progress
 from slime_viewer.run_files import RunFolder
+from slime_viewer.verdict import LOOK, Verdict, verdict
 
 _HELP = f"""\
 usage: slime show RUN                   curves, evaluations, what went wrong
@@ -103,7 +105,10 @@ def _with_filter(argv: Sequence[str]) -> list[str]:
 
 def _overview(folder: RunFolder) -> Iterator[str]:
     metrics = folder.metrics
-    yield f"{folder.path}  {folder.state()}, {count(len(metrics.series('time/step')[0]), 'step')}"
+    gone = progress(folder)
+    judged = verdict(folder, gone, alerts(metrics, _counts(folder)))
+    yield f"{folder.path}  {gone.state}, {gone.steps}"
+    yield from _judged(folder, judged)
     used = folder.plugins().get("used", {})
     for slot in ("estimator", "reward", "generator", "datasource"):
         if isinstance(used, dict) and isinstance(used.get(slot), dict):
@@ -123,13 +128,6 @@ def _overview(folder: RunFolder) -> Iterator[str]:
             for step, value in zip(steps, values, strict=True)
         ]
         yield f"Evaluation {name}: " + ", ".join(shown if len(shown) < 4 else [shown[0], "…", *shown[-2:]])
-    found = alerts(metrics, _counts(folder))
-    yield "Worth a look" if found else "Nothing stands out: no alert."
-    for alert in found:
-        yield from hanging("  ! ", alert.text)
-        yield from hanging("    ", alert.advice)
-        if alert.filter:
-            yield f"    {shlex.join(['slime', 'show', str(folder.path), '--where', alert.filter])}"
     events = folder.events()
     if events:
         yield f"Log: {count(len(events), 'warning or error')}, the last ones"
@@ -137,6 +135,23 @@ def _overview(folder: RunFolder) -> Iterator[str]:
     for problem in folder.problems():
         yield f"left out: {problem}"
     yield f"again: {folder.command()}"
+
+
+def _judged(folder: RunFolder, judged: Verdict) -> Iterator[str]:
+    """The verdict in lines."""
+    yield judged.title
+    for reason in judged.reasons:
+        yield from hanging("    ", reason)
+    if judged.command:
+        yield f"    {judged.command}"
+        yield from hanging("    ", judged.command_note)
+    if judged.alerts and judged.state != LOOK:
+        yield f"Worth a look: {len(judged.alerts)}"
+    for alert in judged.alerts:
+        yield from hanging("  ! ", alert.text)
+        yield from hanging("    ", alert.advice)
+        if alert.filter:
+            yield f"    {shlex.join(['slime', 'show', str(folder.path), '--where', alert.filter])}"
 
 
 def _counts(folder: RunFolder) -> Counts | None:

@@ -343,7 +343,7 @@ def test_a_run_that_goes_on_is_followed(page: Any, serve: Serve, tmp_path: Path)
     add_step(folder, writer, 2)
     writer.close()
     expect(page.locator(".chips")).to_contain_text("36 samples")
-    expect(page.locator("nav")).to_contain_text("step 2")
+    expect(page.locator("nav")).to_contain_text("3 steps")
     expect(page.locator(".samples tbody td").first).to_have_text("2")
 
 

@@ -87,11 +87,11 @@ def test_what_is_worth_a_look_is_found_once_for_the_same_numbers(
     run._look()
     first = run.answer()
     assert run.answer() == first and len(computed) == 1
-    assert any("were cut off" in alert["text"] for alert in first["alerts"])
+    assert any("were cut off" in alert["text"] for alert in first["verdict"]["alerts"])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 12, "rollout/truncated_ratio": 0.0, "rollout/failed": 3}\n')
     assert run._look(), "metrics are news, too"
-    assert any("samples failed" in alert["text"] for alert in run.answer()["alerts"]) and len(computed) == 2
+    assert any("samples failed" in alert["text"] for alert in run.answer()["verdict"]["alerts"]) and len(computed) == 2
     run.interrupt()
     run.end()
 

@@ -37,7 +37,7 @@ def test_a_report_has_curves_alerts_and_the_best_and_worst_groups(tmp_path: Path
         data["run"]["state"] == "failed"
         and data["run"]["command"] == f"slime train {folder}/config.toml --run-name run-again"
     )
-    assert "cut off" in data["run"]["alerts"][0]["text"]
+    assert "cut off" in data["run"]["verdict"]["alerts"][0]["text"]
     assert data["series"]["values"]["train/kl"][11] == 0.11
     assert len(data["samples"]) == 8 * SAMPLES
     means = {sample["group_key"]: sample["reward"] for sample in data["samples"]}

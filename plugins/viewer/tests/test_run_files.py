@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from slime.errors import DataError
 from slime_viewer.answers import run_answer
 from slime_viewer.index import RunIndex
 from slime_viewer.lines import MAX_LINE, complete_lines, dumped
+from slime_viewer.progress import progress
 from slime_viewer.run_files import Metrics, RunFolder, SampleFile
 
 
@@ -90,21 +88,9 @@ def test_damaged_files_are_told_and_the_rest_is_read(tmp_path: Path) -> None:
     assert any("metrics.jsonl is missing" in told for told in run.problems())
 
 
-def test_a_run_has_the_state_that_its_lock_says_and_the_warnings_of_its_log(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    run, lock = RunFolder(folder), folder / "run.lock"
-    assert run.state() == "finished"
+def test_a_run_has_the_warnings_of_its_log(tmp_path: Path) -> None:
+    run = RunFolder(make_run(tmp_path / "run"))
     assert [(event.level, event.text) for event in run.events()] == [("warning", "the reward is slow")]
-    here = socket.gethostname()
-    lock.write_text(json.dumps({"pid": os.getpid(), "host": here, "finished": None}))
-    assert run.state() == "running"
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    lock.write_text(json.dumps({"pid": child.pid, "host": here, "finished": None}))
-    assert run.state() == "ended"
-    for content in ('{"pid": 1, "host": "elsewhere"}', "[]", "{", '{"pid": "x"}', "[" * 100_000):
-        lock.write_text(content)
-        assert run.state() == "unknown"
 
 
 def test_files_that_are_something_else_are_told_and_not_waited_for(tmp_path: Path) -> None:
@@ -117,7 +103,7 @@ def test_files_that_are_something_else_are_told_and_not_waited_for(tmp_path: Pat
     assert run.metrics.refresh() and not run.metrics.refresh()
     told = "cannot be read: it is not a regular file"
     assert run.problems() == [f"{name} {told}" for name in names[:3]]
-    assert (run.state(), run.events()) == ("unknown", [])
+    assert (progress(run).state, run.events()) == ("unknown", [])
 
 
 def test_what_json_cannot_hold_is_replaced(tmp_path: Path) -> None:

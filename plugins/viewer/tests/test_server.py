@@ -21,7 +21,9 @@ from plugins.viewer.tests.making import add_step, make_run
 from slime.cli.main import main
 from slime.errors import ConfigError, DataError
 from slime.observe.metrics import MetricsWriter
+from slime_viewer import server as server_module
 from slime_viewer.page import STATIC, static_files
+from slime_viewer.progress import Progress
 from slime_viewer.run_files import RunFolder
 from slime_viewer.server import WatchedRun
 
@@ -106,9 +108,9 @@ def test_nothing_can_be_changed(served: Served) -> None:
 @pytest.mark.row("V2")
 def test_the_questions_of_the_page_are_answered(served: Served) -> None:
     first, second = served.ask("runs")["runs"]
-    assert (first["name"], first["state"], first["steps"]) == ("first", "finished", [12 - 1])
-    assert any("cut off" in alert["text"] for alert in first["alerts"])
-    assert [alert["metric"] for alert in second["alerts"]] == ["rollout/reward_mean"]
+    assert (first["name"], first["state"], first["progress"]["done"]) == ("first", "finished", 12)
+    assert any("cut off" in alert["text"] for alert in first["verdict"]["alerts"])
+    assert [alert["metric"] for alert in second["verdict"]["alerts"]] == ["rollout/reward_mean"]
     assert ["megatron.lr", "0.001"] in first["config"] and first["index"]["samples"] == 147
     series = served.ask("series", run=0, names="train/kl\nnothing")
     assert series["values"] == {"train/kl": [0.01 * step for step in range(12)]}
@@ -184,12 +186,14 @@ def test_whatever_fails_while_looking_is_told_and_tried_again(
     folder = make_run(tmp_path / "run", steps=1)
     failing = [True]
 
-    def state(_: RunFolder) -> str:
+    find = server_module.progress
+
+    def progress(folder: RunFolder) -> Progress:
         if failing and threading.current_thread().name.startswith("slime-view"):
             raise RecursionError("injected")
-        return "finished"
+        return find(folder)
 
-    monkeypatch.setattr(RunFolder, "state", state)
+    monkeypatch.setattr(server_module, "progress", progress)
     one = serve(folder)
     deadline = time.monotonic() + 60
     while one.ask("run")["problems"] != ["RecursionError: injected"]:
@@ -256,7 +260,7 @@ def test_a_run_on_a_read_only_disk_is_shown(tmp_path: Path, cache: Path) -> None
                     break
                 assert time.monotonic() < deadline, run
                 time.sleep(0.05)
-            assert run["problems"] == [] and run["steps"] == [1]
+            assert run["problems"] == [] and run["progress"]["done"] == 2
         finally:
             child.send_signal(signal.SIGINT)
         _, error = child.communicate(timeout=60)

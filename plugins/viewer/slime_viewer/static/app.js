@@ -2,6 +2,7 @@
 import { Component, render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { address, allKeys, fixed, get, go, html, place, Trouble, useData, useKeys } from "slime/data";
+import { counted } from "slime/verdict";
 import { Run } from "slime/run";
 import { Samples } from "slime/samples";
 import { Conversation, Group } from "slime/group";
@@ -99,7 +100,7 @@ function App() {
       ${
         view != "compare" &&
         html`
-          <span class=${"state " + run.state}>${run.state}${run.steps.length ? `, step ${run.steps[0]}` : ""}</span>
+          <span class=${"state " + run.state}>${run.state}, ${counted(run.progress)}</span>
         `
       }
       <span class="right">

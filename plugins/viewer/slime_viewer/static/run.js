@@ -2,6 +2,7 @@
 import { useRef, useState } from "preact/hooks";
 import { address, fixed, go, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
 import { visible } from "slime/texts";
+import { Verdict } from "slime/verdict";
 import { Chart, Lanes, resetZoom, zoomOfAddress } from "slime/charts";
 
 const band = name => [name, `${name}/low`, `${name}/high`];
@@ -21,8 +22,8 @@ export function Run({ id, run, version }) {
   const [at, setAt] = useState(-1);
   // Keys may come faster than this is drawn.
   const now = useRef(-1);
-  const move = by => setAt((now.current = Math.max(0, Math.min(now.current + by, run.alerts.length - 1))));
-  const open = n => run.alerts[n]?.filter && go(address("samples", [id], { q: run.alerts[n].filter }));
+  const move = by => setAt((now.current = Math.max(0, Math.min(now.current + by, run.verdict.alerts.length - 1))));
+  const open = n => run.verdict.alerts[n]?.filter && go(address("samples", [id], { q: run.verdict.alerts[n].filter }));
   useKeys({
     z: ["show all steps", resetZoom],
     m: ["add a metric", () => document.querySelector("#metric")?.focus()],
@@ -45,35 +46,7 @@ export function Run({ id, run, version }) {
   };
   return html`
     <section>
-      <h2>${run.alerts.length ? "Worth a look" : "Nothing stands out"}</h2>
-      ${
-        !run.alerts.length &&
-        html`<p class="dim">No alert: reward, evaluations, groups, truncation, entropy, log-prob gap, failures.</p>`
-      }
-      <ol class="alerts">
-        ${run.alerts.map(
-          (alert, n) => html`
-            <li class=${n == at ? "at" : ""}>
-              <b>${alert.text[0].toUpperCase() + alert.text.slice(1)}.</b>
-              ${" " + alert.advice + " "}
-              ${
-                !run.panels.some(p => p.metrics.includes(alert.metric)) &&
-                html`<a href=${address("run", [id], { ...params, m: [...more, alert.metric].join(",") })}>Curve</a> `
-              }
-              ${
-                alert.filter &&
-                (fixed
-                  ? html`<code>${alert.filter}</code>`
-                  : html`
-                      <a href=${address("samples", [id], { q: alert.filter })}>
-                        Samples${alert.step != null ? ` from step ${alert.step}` : ""}
-                      </a>
-                    `)
-              }
-            </li>
-          `,
-        )}
-      </ol>
+      <${Verdict} id=${id} run=${run} at=${at} />
       ${run.problems.map(text => html`<${Trouble} text=${"Left out: " + text} />`)}
       ${fixed?.note && html`<p class="dim">${fixed.note}</p>`}
     </section>
