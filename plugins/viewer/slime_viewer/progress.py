@@ -29,7 +29,7 @@ _OUTCOME = re.compile(r"^(finished|interrupted|failed)  ")
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How a run goes."""
 
     #: "finished"; "running"; "silent": it should be running and writes nothing; "ended" early: "interrupted", "failed",
@@ -66,7 +66,7 @@ class Progress:
         return f"{self.done:,}{of} step{'' if (self.total or self.done) == 1 else 's'}"
 
 
-def progress(folder: RunFolder, outcome: str | None = None, now: float | None = None) -> Progress:
+def progress(folder: RunFolder, outcome: str | None = None, now: float | None = None) -> RunProgress:
     """How a run goes, of which `folder.metrics` has been read.
 
     Args:
@@ -101,7 +101,7 @@ def progress(folder: RunFolder, outcome: str | None = None, now: float | None = 
         cause = why if state != "killed" else "without a word in its log: killed, out of memory, or a lost machine"
     known = total if isinstance(total, int) and not isinstance(total, bool) else None
     resume, note = ("", "") if state == "finished" else _resume(folder, config)
-    return Progress(state, done, known, last, step_s, cause, resume, note)
+    return RunProgress(state, done, known, last, step_s, cause, resume, note)
 
 
 def _lock(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slime_viewer.alerts import CHECKS, MIN_STEPS, Alert
-from slime_viewer.progress import Progress
+from slime_viewer.progress import RunProgress
 from slime_viewer.run_files import METRICS, Metrics, RunFolder
 
 HEALTHY, LOOK, UNKNOWN, UNFINISHED = "healthy", "look", "unknown", "unfinished"
@@ -41,7 +41,7 @@ class Verdict:
         return asdict(self)
 
 
-def verdict(folder: RunFolder, gone: Progress, alerts: Sequence[Alert]) -> Verdict:
+def verdict(folder: RunFolder, gone: RunProgress, alerts: Sequence[Alert]) -> Verdict:
     """Judge a run.
 
     Args:
@@ -65,7 +65,7 @@ def verdict(folder: RunFolder, gone: Progress, alerts: Sequence[Alert]) -> Verdi
     return Verdict(HEALTHY, f"Healthy{' so far' if gone.state in _GOES_ON else ''}", (_passed(folder.metrics),), ())
 
 
-def _silence(gone: Progress) -> Alert:
+def _silence(gone: RunProgress) -> Alert:
     since = time.strftime("%Y-%m-%d at %H:%M", time.localtime(gone.last_write))
     a_step = f"; a step took {duration(gone.step_s)}" if gone.step_s is not None else ""
     return Alert(
@@ -76,7 +76,7 @@ def _silence(gone: Progress) -> Alert:
     )
 
 
-def _doubts(folder: RunFolder, gone: Progress) -> list[str]:
+def _doubts(folder: RunFolder, gone: RunProgress) -> list[str]:
     """Why the metrics do not say how the run is."""
     metrics, found = folder.metrics, []
     if metrics.trouble:

@@ -23,7 +23,7 @@ from slime.errors import ConfigError, DataError
 from slime.observe.metrics import MetricsWriter
 from slime_viewer import server as server_module
 from slime_viewer.page import STATIC, static_files
-from slime_viewer.progress import Progress
+from slime_viewer.progress import RunProgress
 from slime_viewer.run_files import RunFolder
 from slime_viewer.server import WatchedRun
 
@@ -188,7 +188,7 @@ def test_whatever_fails_while_looking_is_told_and_tried_again(
 
     find = server_module.progress
 
-    def progress(folder: RunFolder) -> Progress:
+    def progress(folder: RunFolder) -> RunProgress:
         if failing and threading.current_thread().name.startswith("slime-view"):
             raise RecursionError("injected")
         return find(folder)

@@ -19,7 +19,7 @@ from plugins.viewer.tests.test_report import data_of
 
 from slime.cli.main import main
 from slime_viewer.alerts import alerts
-from slime_viewer.progress import Progress, progress
+from slime_viewer.progress import RunProgress, progress
 from slime_viewer.report import write_report_page
 from slime_viewer.run_files import RunFolder
 from slime_viewer.server import WatchedRun
@@ -42,7 +42,7 @@ def killed(folder: Path, steps: int = 37, **made: Any) -> Path:
     return folder
 
 
-def judged(folder: Path, **asked: Any) -> tuple[Progress, Verdict]:
+def judged(folder: Path, **asked: Any) -> tuple[RunProgress, Verdict]:
     run = RunFolder(folder)
     run.metrics.refresh()
     gone = progress(run, **asked)
