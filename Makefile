@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Each test file runs in one of two processes: while one waits for an engine or a deadline, the other computes.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RERUNS)
 # Twice quiet: errors only. Warnings, for example of a retried download, look like failures of an install that succeeds.
-PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check
+PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check $(PIP_FLAGS)
 # cpu or cuda: which packages. What .venv holds already; else cuda where there is an NVIDIA driver. (A variable of the
 # environment with this name is somebody else's.)
 DEVICE := $(or $(patsubst $(VENV)/.installed-%,%,$(wildcard $(VENV)/.installed-*)),$(if $(shell command -v nvidia-smi),cuda,cpu))
@@ -17,7 +17,7 @@ TOOLS := requirements/dev.txt requirements/docs.txt
 # Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock-gpu quickstart quick test test-slow nightly faults chaos kill-points soak docs lint types check mutants gpu-bundle gpu-proof clean
+.PHONY: install lock-gpu quickstart quick test test-slow test-all nightly faults chaos kill-points soak docs lint types check mutants gpu-bundle gpu-proof clean
 
 install: $(VENV)/.installed-$(DEVICE)
 
@@ -56,6 +56,10 @@ test: install
 test-slow: install
 	$(PYTEST) -m "slow and not nightly"
 
+# Both in one session: modules are imported once, and neither process waits at the end of the first half.
+test-all: install
+	$(PYTEST) -m "not nightly"
+
 # What is too long for every push: examples, tutorials, installs, fuzzing, browsers, and the proofs below, one after the
 # other; when each part last passed is written to proofs/last_passed.toml. NIGHTLY="tests soak" chooses parts.
 nightly: install
@@ -89,7 +93,7 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-check: lint types test test-slow
+check: lint types test-all
 
 # Which single-line changes does no test notice? MUTANTS="--area losses --count 30 --seed 2" chooses; see CONTRIBUTING.md.
 mutants: install
