@@ -43,7 +43,7 @@ def test_the_engines_share_of_the_memory_reaches_them(load: Load) -> None:
         ("--rollout-num-gpus-per-engine 2", "1 engines x 2 GPUs need 2 devices"),
         (
             "--actor-num-nodes 2 --actor-num-gpus-per-node 3 --rollout-num-gpus-per-engine 2",
-            "--rollout-num-gpus-per-engine 2 does not divide --actor-num-gpus-per-node 3",
+            "--rollout-num-gpus-per-engine 2 neither divides --actor-num-gpus-per-node 3 nor",
         ),
         ("--loss-type sft_loss", "--colocate has no effect without --loss-type policy_loss"),
         ("--device cuda --update-weight-transport distributed", "NCCL refuses two processes on one device"),

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from slime.engine.server import EngineSpec, server_arguments, server_environment
+from slime.engine.server import EnginePart, EngineSpec, server_arguments, server_environment
 from slime.kit.processes import COLLECT_AFTER
 
 
@@ -121,3 +122,24 @@ def test_the_cpu_cache_has_a_budget(tmp_path: Path, layers: int, expected: int) 
     (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = server_arguments(spec(model_path=str(tmp_path)), 1)
     assert value_of("--max-total-tokens", arguments) == [str(expected)]
+
+
+@pytest.mark.row("N7")
+def test_a_server_of_an_engine_over_several_nodes_knows_its_place_and_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slime.engine.server.on_interface_of", lambda host: {"GLOO_SOCKET_IFNAME": f"that of {host}"})
+    place = {"host": "fd77::2", "tp_size": 16, "device": "cuda"}
+    server = spec(part=EnginePart(rank=1, nodes=2, meeting="[fd77::1]:20000"), **place)
+    arguments = server_arguments(server, 30000)
+    expected = {"--nnodes": "2", "--node-rank": "1", "--tp-size": "16", "--dist-init-addr": "[fd77::1]:20000"}
+    # When the network fails, no packet says so.
+    expected |= {"--dist-timeout": "120", "--watchdog-timeout": "120"}
+    assert {flag: value_of(flag, arguments) for flag in expected} == {flag: [value] for flag, value in expected.items()}
+    patient = server_arguments(replace(server, extra_args=["--dist-timeout", "900"]), 30000)
+    assert value_of("--dist-timeout", patient) == ["900"]
+    environment = server_environment(server)
+    assert (environment["SGLANG_HOST_IP"], environment["GLOO_SOCKET_IFNAME"]) == ("fd77::2", "that of fd77::2")
+    alone = spec(**place)
+    assert "SGLANG_HOST_IP" not in server_environment(alone)
+    assert not expected.keys() - {"--tp-size"} & {*server_arguments(alone, 30000)}

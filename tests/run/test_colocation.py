@@ -18,18 +18,22 @@ from slime.run.placement import Placement, engines_on_ranks
 @pytest.mark.parametrize(
     ("nodes", "engines", "per_engine", "expected"),
     [
-        ("aaaa", 4, 1, [[0], [1], [2], [3]]),
-        ("aaaa", 2, 2, [[0, 1], [2, 3]]),
-        ("aaaa", 1, 2, [[0, 1]]),
-        ("aaabbb", 2, 2, [[0, 1], [3, 4]]),
+        ("aaaa", 4, 1, [[[0]], [[1]], [[2]], [[3]]]),
+        ("aaaa", 2, 2, [[[0, 1]], [[2, 3]]]),
+        ("aaaa", 1, 2, [[[0, 1]]]),
+        ("aaabbb", 2, 2, [[[0, 1]], [[3, 4]]]),
         ("aaabbb", 3, 2, None),
-        ("aabb", 1, 4, None),
+        ("aabb", 1, 4, [[[0, 1], [2, 3]]]),
+        ("abcd", 2, 2, [[[0], [1]], [[2], [3]]]),
+        ("aabb", 2, 4, None),
+        ("aab", 1, 3, None),
+        ("aabb", 1, 3, None),
         ("aa", 0, 1, []),
     ],
 )
 @pytest.mark.row("L4")
-def test_an_engine_runs_on_adjacent_ranks_of_one_node(
-    nodes: str, engines: int, per_engine: int, expected: list[list[int]] | None
+def test_an_engine_runs_on_adjacent_ranks_of_one_node_or_on_all_of_several(
+    nodes: str, engines: int, per_engine: int, expected: list[list[list[int]]] | None
 ) -> None:
     assert engines_on_ranks(nodes, engines, per_engine) == expected
 
@@ -41,7 +45,7 @@ class Recorder:
         self.calls: list[str] = []
         self.visible: Sequence[Sequence[str]] = ()
 
-    def start(self, placement: Any, devices: Sequence[Sequence[str]]) -> None:  # noqa: ARG002
+    def start(self, placement: Any, devices: Sequence[Sequence[str]], *, nodes: int) -> None:  # noqa: ARG002
         self.visible = devices
 
     def devices(self) -> list[str]:

@@ -85,6 +85,10 @@ def run(argv: Sequence[str]) -> int:
         if checked.finished is not None:
             notes.append(f"nothing is left to train: {checked.finished.path} is exported to {checked.export_folder}")
         if _DRY_RUN in argv:
+            if checked.config.cluster.ray_address is not None:
+                from slime.cli.preflight_cluster import cluster_notes  # it imports Ray
+
+                notes += cluster_notes(checked)
             print(plan_text(checked, of_plugins, notes))
             return 0
         with suppress(BrokenPipeError):  # nobody reads them, and the run goes on

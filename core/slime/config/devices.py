@@ -47,10 +47,14 @@ def colocation(config: RunConfig) -> Iterator[str]:
             f" {cluster.actor_num_nodes} x --actor-num-gpus-per-node {cluster.actor_num_gpus_per_node}). Lower"
             " --rollout-num-gpus or --rollout-num-gpus-per-engine, or train on more"
         )
-    elif cluster.actor_num_nodes > 1 and cluster.actor_num_gpus_per_node % per_engine:
+    elif (
+        cluster.actor_num_nodes > 1
+        and cluster.actor_num_gpus_per_node % per_engine
+        and per_engine % cluster.actor_num_gpus_per_node
+    ):
         yield (
-            f"--colocate: --rollout-num-gpus-per-engine {per_engine} does not divide --actor-num-gpus-per-node"
-            f" {cluster.actor_num_gpus_per_node}: an engine would be on two nodes"
+            f"--colocate: --rollout-num-gpus-per-engine {per_engine} neither divides --actor-num-gpus-per-node"
+            f" {cluster.actor_num_gpus_per_node} nor is a multiple of it: an engine would have a part of a node"
         )
 
 

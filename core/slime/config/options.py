@@ -68,7 +68,7 @@ class ClusterOptions(Section):
     rollout_num_gpus: Count | None = None
     """GPUs for inference engines; default: as many as one engine needs, with --colocate those of the trainer."""
     rollout_num_gpus_per_engine: Count = 1
-    """GPUs per engine: its tensor-parallel size."""
+    """GPUs per engine: its tensor-parallel size. An engine larger than a node gets whole nodes."""
     colocate: Annotated[
         bool, Needs("trains_policy", called="--loss-type policy_loss", because="no engines share the devices")
     ] = False

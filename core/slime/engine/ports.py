@@ -1,12 +1,16 @@
-"""Reserving free TCP ports, and refusing taken ones clearly."""
+"""Addresses: written as the parts of URLs, found for this host, and TCP ports reserved or refused clearly."""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import random
 import socket
+from collections.abc import Iterable
 from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
 from slime.errors import ConfigError
 
@@ -15,6 +19,36 @@ LOOPBACK = "127.0.0.1"
 #: free ports are chosen from the part of this range that is below the kernel's own
 _RANGE = (20_000, 32_767)
 _ATTEMPTS = 64
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def host_port(host: str, port: int) -> str:
+    """`HOST:PORT`."""
+    return f"{bracketed(host)}:{port}"
+
+
+def http_url(host: str, port: int) -> str:
+    """The address of a server."""
+    return f"http://{host_port(host, port)}"
+
+
+def own_address(hosts: Iterable[str]) -> str:
+    """This host's address as these hosts reach it.
+
+    Loopback if all of them are this host; otherwise the address from which the first other one is reached.
+    """
+    for host in hosts:
+        [(family, *_, address), *_] = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+        if not ipaddress.ip_address(own).is_loopback:
+            return own
+    return LOOPBACK
 
 
 class ReservedPort:
@@ -69,22 +103,29 @@ def listening_socket(host: str, port: int = 0) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=socket.SOMAXCONN)
 
 
-def loopback_only(host: str) -> dict[str, str]:
-    """Environment variables with which gloo and NCCL stay on the loopback interface, if `host` is there.
+def on_interface_of(host: str) -> dict[str, str]:
+    """Environment variables with which gloo and NCCL use the interface that has this host's address `host`.
 
-    Without them they listen on the address of the machine's host name.
+    Without them they use the address of the machine's host name: the network's where loopback would do, and loopback
+    where other nodes must reach them. What the user has set for a network stays.
     """
-    return {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if host == LOOPBACK else {}
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    if host == LOOPBACK:
+        return dict.fromkeys(names, "lo")
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == host for one in addresses):
+            return {name: interface for name in names if name not in os.environ}
+    return {}
 
 
-def stay_on_loopback(host: str) -> None:
-    """Set `loopback_only` for this process. gloo and NCCL read it nowhere else."""
-    os.environ.update(loopback_only(host))
+def use_interface_of(host: str) -> None:
+    """Set `on_interface_of` for this process. gloo and NCCL read it nowhere else."""
+    os.environ.update(on_interface_of(host))
 
 
 def port_in_use(port: int, host: str = LOOPBACK) -> bool:
     """Whether binding `port` on `host` fails because something listens there."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         # What servers set too: without it a port in TIME_WAIT would count as taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -102,10 +143,10 @@ def require_free_port(port: int, option: str, host: str = LOOPBACK) -> None:
         taken = port_in_use(port, host)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"{option} {port}: cannot listen on {host}:{port} ({error}). Choose a port from 1024 to 65535."
+            f"{option} {port}: cannot listen on {host_port(host, port)} ({error}). Choose a port from 1024 to 65535."
         ) from None
     if taken:
         raise ConfigError(
-            f"{option} {port}: another process already listens on {host}:{port}. Choose another port, omit "
+            f"{option} {port}: another process already listens on {host_port(host, port)}. Choose another port, omit "
             f"the option to get a free one, or end that process (`ss -ltnp 'sport = :{port}'` names it)."
         )

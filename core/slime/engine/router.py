@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slime.engine.control import EngineKeys, call
-from slime.engine.ports import LOOPBACK, free_port
+from slime.engine.ports import LOOPBACK, bracketed, free_port, http_url
 from slime.engine.process import SupervisedProcess, launch_child
 from slime.errors import DeadlineError, EngineError, without_escapes
 from slime.kit.processes import Child
@@ -43,7 +43,7 @@ def router_arguments(
         locked["control_plane_api_keys"] = [("slime", "slime", keys.admin, "admin")]
     return locked | {
         "worker_urls": list(worker_urls),
-        "host": host,
+        "host": bracketed(host),
         "port": port,
         "policy": "manual",  # sessions stay on their engine
         # A new session goes to the engine with the fewest.
@@ -106,7 +106,7 @@ class RouterServer(SupervisedProcess):
         #: engines that the running router was told of, and does not use yet
         self._asked: set[str] = set()
         self.port = port or free_port(host)
-        self.url = f"http://{host}:{self.port}"
+        self.url = http_url(host, self.port)
         super().__init__(f"the router at {self.url}", log_path)
 
     def launch(self) -> Child:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from slime.engine.control import EngineControl, EngineKeys
-from slime.engine.ports import LOOPBACK, ReservedPort, loopback_only
+from slime.engine.ports import LOOPBACK, ReservedPort, http_url, on_interface_of
 from slime.engine.process import SupervisedProcess, launch_child
 from slime.errors import EngineError, SlimeError
 from slime.kit.processes import COLLECT_AFTER, Call, Child, ForkedChild, ForkServer, living_members
@@ -50,8 +50,8 @@ _ALIASES = {
 }
 #: where torch looks for the other ranks, instead of an address
 _MEETING_POINT = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
-#: options with which SGLang needs addresses: ranks on several nodes, or several groups of ranks
-_MEET_BY_ADDRESS = ("--nnodes", "--dist-init-addr", "--nccl-init-addr", "--dp-size", "--data-parallel-size", "--dp")
+#: options with which SGLang needs addresses: several groups of ranks
+_MEET_BY_ADDRESS = ("--dp-size", "--data-parallel-size", "--dp")
 #: of the temporary folders of engines, and of the lists of their files
 _PREFIX = "slime-engine-"
 #: where the lists are, one path per line. Like the files of SGLang in them, and unlike TMPDIR, which may belong to one
@@ -63,18 +63,33 @@ _SHARED_MEMORY = r"/dev/shm/sgl(?:ang_loads|_shm)_[\w.-]+"
 _LOOK_S = 1.0
 #: a GPU server gets this long to end by itself, so that it frees its memory in order
 _CUDA_GRACE_S = 15.0
+#: seconds that the servers of an engine over several nodes wait for each other. When the network between them fails, no
+#: packet says so, and SGLang's own limits are several times longer; kernels that one of them compiles take as long.
+_DIST_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class EnginePart:
+    """The place of a server in an engine over several nodes. Only the first one's answers requests."""
+
+    #: of its node among those of the engine
+    rank: int
+    nodes: int
+    #: HOST:PORT at which the first one waits for the others
+    meeting: str
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One SGLang server.
+    """One SGLang server: an engine, or one node's part of it.
 
     Attributes:
         model_path: A model folder.
         log_path: Where the server's output goes.
         host: Address to listen on.
         port: Port to listen on; 0: a free one.
-        tp_size: Tensor-parallel ranks.
+        tp_size: Tensor-parallel ranks of the engine.
+        part: The server's place in an engine over several nodes, each of which has one; None: it is the whole engine.
         device: Kind of machine.
         threads: CPU threads of each rank; not on GPUs.
         extra_args: SGLang's command line as the user set it (`["--dtype", "bfloat16"]`); overrides every default.
@@ -93,6 +108,7 @@ class EngineSpec:
     host: str = LOOPBACK
     port: int = 0
     tp_size: int = 1
+    part: EnginePart | None = None
     device: Literal["cpu", "cuda"] = "cuda"
     threads: int = 1
     extra_args: Sequence[str] = ()
@@ -181,7 +197,7 @@ class EngineServer(SupervisedProcess):
         self.spec = spec
         self._reserved = None if spec.port else ReservedPort(spec.host)
         self.port = spec.port if self._reserved is None else self._reserved.number
-        self.url = f"http://{spec.host}:{self.port}"
+        self.url = http_url(spec.host, self.port)
         super().__init__(f"the engine at {self.url}", spec.log_path)
         self.control = EngineControl(self.url, spec.keys, tp_size=spec.tp_size)
         self._scratch: Scratch | None = None
@@ -191,7 +207,7 @@ class EngineServer(SupervisedProcess):
         arguments = server_arguments(self.spec, self.port)
         environment = server_environment(self.spec)
         self._scratch = Scratch()
-        if not any(_is_set(flag, self.spec.extra_args) for flag in _MEET_BY_ADDRESS):
+        if self.spec.part is None and not any(_is_set(flag, self.spec.extra_args) for flag in _MEET_BY_ADDRESS):
             # The ranks of this engine meet in a file of this user. SGLang's default, a TCP store, listens on every
             # interface and lets anybody write to it.
             environment[_MEETING_POINT] = f"file://{self._scratch.path}/ranks"
@@ -263,7 +279,10 @@ def _shared_memory_files(group: int | None) -> set[Path]:
 
 def server_environment(spec: EngineSpec) -> dict[str, str]:
     """What is added to the environment of the server."""
-    environment = _ENVIRONMENT | loopback_only(spec.host)
+    environment = _ENVIRONMENT | on_interface_of(spec.host)
+    if spec.part is not None:
+        # Otherwise SGLang looks for the address of the way to the internet, which a node may not have.
+        environment["SGLANG_HOST_IP"] = spec.host
     if spec.deterministic:
         environment |= _DETERMINISTIC_ENVIRONMENT
     if spec.releases_memory and spec.device == "cuda":
@@ -293,6 +312,14 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
         "--log-level-http": "warning",
         "--gc-threshold": str(COLLECT_AFTER),
     }
+    if spec.part is not None:
+        defaults |= {
+            "--nnodes": str(spec.part.nodes),
+            "--node-rank": str(spec.part.rank),
+            "--dist-init-addr": spec.part.meeting,
+            "--dist-timeout": str(_DIST_TIMEOUT_S),
+            "--watchdog-timeout": str(_DIST_TIMEOUT_S),
+        }
     if spec.random_seed is not None:
         defaults["--random-seed"] = str(spec.random_seed)
     if spec.routed_experts:

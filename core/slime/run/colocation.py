@@ -83,7 +83,7 @@ class ColocatedRun(Run):
         if self.config.sync.update_weight_transport == "tensor":
             # An engine opens memory of rank 0, and therefore must see its device; its own come first.
             visible = [list(dict.fromkeys([*own, devices[0]])) for own in visible]
-        self._engines.start(placement.engines, visible)
+        self._engines.start(placement.engines, visible, nodes=placement.nodes_per_engine)
 
     def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:
         if self._shares:

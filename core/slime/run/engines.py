@@ -1,4 +1,4 @@
-"""The engines of a run, one supervised SGLang server each, and the router in front of them."""
+"""The engines of a run, each a supervised SGLang server on one node or several, and the router in front of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from slime.config import RunConfig
 from slime.config.sglang_options import sglang_argv
 from slime.config.threads import engine_threads
 from slime.engine.control import EngineKeys
-from slime.engine.ports import LOOPBACK, ReservedPort
+from slime.engine.ports import LOOPBACK, ReservedPort, host_port, http_url
 from slime.engine.router import RouterServer
-from slime.engine.server import EngineServer, EngineSpec, engine_fork_server
+from slime.engine.server import EnginePart, EngineServer, EngineSpec, engine_fork_server
 from slime.errors import DeadlineError, EngineError, EngineStartError, SlimeError
 from slime.kit.processes import ForkServer
 from slime.kit.processes.pulse import PULSE
@@ -37,13 +37,11 @@ ASK_S = 2.0
 ROUTER = "the router"
 #: seconds that a router being started gets for an answer
 _ROUTER_S = 2.0
-#: of Ray's resource that every node has of itself: what uses it is placed there
-_A_LITTLE = 0.001
 _FACTORY = "slime.run.engines:EngineProcess"
 
 
 class EngineProcess(EngineServer):
-    """An engine that ends with the worker process that started it."""
+    """An engine, or one node's part of it, that ends with the worker process that started it."""
 
     def __init__(self, index: int, spec: EngineSpec, reachable: bool, timeout_s: float) -> None:
         """Start the server and wait until it answers, for at most `timeout_s`.
@@ -51,12 +49,14 @@ class EngineProcess(EngineServer):
         `reachable`: listen on this node's address, for a router on another node, instead of loopback.
         """
         super().__init__(replace(spec, host=node_address()) if reachable else spec)
-        self._title = f"engine {index}"
+        self._title = engine_name(index)
+        self._answers = spec.part is None or spec.part.rank == 0
         PULSE.each_beat(self._tell_group)
         try:
             self.start()
             self.wait_ready(timeout_s)
-            for sign, question in (("server_at", self.control.health), ("scheduler_at", self.control.server_info)):
+            questions = {"server_at": self.control.health, "scheduler_at": self.control.server_info}
+            for sign, question in list(questions.items())[: 2 if self._answers else 1]:
                 Thread(target=self._ask, args=(sign, question), name=f"slime-{sign}", daemon=True).start()
         except EngineError as error:
             killed = self.pid is not None and (self.poll() or 0) < 0
@@ -87,11 +87,13 @@ class EngineProcess(EngineServer):
 
     def release_memory(self, kinds: Sequence[str], timeout_s: float) -> None:
         """See `EngineControl.release_memory`."""
-        self.control.release_memory(kinds, timeout_s=timeout_s)
+        if self._answers:
+            self.control.release_memory(kinds, timeout_s=timeout_s)
 
     def restore_memory(self, kinds: Sequence[str]) -> None:
         """See `EngineControl.restore_memory`."""
-        self.control.restore_memory(kinds)
+        if self._answers:
+            self.control.restore_memory(kinds)
 
     def held_bytes(self) -> int:
         """Bytes of host memory that the server's processes hold."""
@@ -134,33 +136,50 @@ class Engines:
         self._fork_server: ForkServer | None = None
         self._router: RouterServer | None = None
         self._reserved: ReservedPort | None = None
+        #: of each server: an engine's are one after another, `_nodes` of them
         self._placement: Sequence[dict[str, Any]] = ()
+        self._nodes = 1
+        self._addresses: list[str] = []
+        #: of each engine over several nodes: where its servers meet
+        self._meetings: list[str] = []
         self._devices: Sequence[Sequence[str]] = ()
         #: index of each engine that runs -> the question, if one is open, whether it has ended
         self._running: dict[int, PendingCall[str | None] | None] = {}
 
-    def start(self, placement: Sequence[dict[str, Any]], devices: Sequence[Sequence[str]] = ()) -> None:
-        """Begin starting one engine per entry of `placement`; `wait_ready` waits for them and starts the router.
+    def start(
+        self, placement: Sequence[dict[str, Any]], devices: Sequence[Sequence[str]] = (), *, nodes: int = 1
+    ) -> None:
+        """Begin starting the engines; `wait_ready` waits for them and starts the router.
 
-        `devices`: the GPUs of each engine, if they are not those that Ray gives it.
+        Args:
+            placement: Ray's options for each server.
+            devices: The GPUs of each server, if they are not those that Ray gives it.
+            nodes: Nodes of an engine, each of which has a server of it.
         """
-        if len(placement) > 1 and platform_of(self._config.device).forks_engines:
+        if len(placement) > 1 and not self._reachable and platform_of(self._config.device).forks_engines:
             # One import of SGLang for all engines of this host instead of one each.
             log_path = self._log_dir / "engine-fork-server.log"
             self._fork_server = engine_fork_server(self._spec(0), log_path)
             self._fork_server.start()
-        self._placement, self._devices = placement, devices
-        self._workers.start(placement)
+        self._placement, self._devices, self._nodes = placement, devices, nodes
+        self._workers.start(placement, nodes=nodes)
+        if nodes > 1:
+            engines = range(len(placement) // nodes)
+            self._meetings = [host_port(*self._workers.free_address(index)) for index in engines]
         timeout_s = self._config.cluster.startup_timeout_s
-        engines = [(index, self._spec(index), self._reachable, timeout_s) for index in range(len(placement))]
-        self._workers.build(_FACTORY, engines, timeout_s=timeout_s + 5)
+        servers = [self._arguments(number, self._spec(number)) for number in range(len(placement))]
+        self._workers.build(_FACTORY, servers, timeout_s=timeout_s + 5)
         # Chosen before the router starts, because components need its address while the engines start.
         self._host = node_address() if self._reachable else LOOPBACK
         if (port := self._config.cluster.router_port) is None:
             self._reserved = ReservedPort(self._host)
             port = self._reserved.number
         self._port = port
-        self.url = f"http://{self._host}:{self._port}"
+        self.url = http_url(self._host, self._port)
+
+    def _arguments(self, number: int, spec: EngineSpec) -> tuple[Any, ...]:
+        """What `EngineProcess` takes for a server."""
+        return number // self._nodes, spec, self._reachable, self._config.cluster.startup_timeout_s
 
     @cached_property
     def _options(self) -> list[str]:
@@ -168,22 +187,25 @@ class Engines:
         described = ["--json-model-override-args", json.dumps(missing)] if missing else []
         return [*engine_options(self._config), *described]
 
-    def _spec(self, index: int) -> EngineSpec:
+    def _spec(self, number: int) -> EngineSpec:
+        """Of a server."""
         base = self._config.cluster.engine_port
+        index, node = divmod(number, self._nodes)
         return EngineSpec(
             model_path=str(self._config.checkpoint.hf_checkpoint),
             port=0 if base is None else base + index,
             tp_size=self.tp_size,
+            part=EnginePart(node, self._nodes, self._meetings[index]) if self._nodes > 1 else None,
             device=self._config.device,
             threads=engine_threads(self._config),
-            log_path=self._log_dir / f"engine-{index}.log",
+            log_path=self._log_dir / (f"engine-{index}-node-{node}.log" if node else f"engine-{index}.log"),
             extra_args=self._options,
             random_seed=self._config.data.rollout_seed + index,
             routed_experts=self._config.rollout.use_rollout_routing_replay,
             compared=self._config.sync.check_weight_update_equal,
             deterministic=self._config.run.deterministic,
             releases_memory=self._config.cluster.colocate,
-            devices=self._devices[index] if self._devices else (),
+            devices=self._devices[number] if self._devices else (),
             fork_server=None if self._fork_server is None else self._fork_server.address,
             keys=self.keys,
         )
@@ -193,7 +215,8 @@ class Engines:
         if self.urls:
             return
         self._workers.wait_built(watch)
-        self.urls = self._workers.begin(EngineProcess.address, doing="starting the engines").wait()
+        self._addresses = self._workers.begin(EngineProcess.address, doing="starting the engines").wait()
+        self.urls = self._addresses[:: self._nodes]  # the other servers of an engine answer no requests
         self._running = dict.fromkeys(range(len(self.urls)))
         self._router = RouterServer(
             self.urls,
@@ -228,7 +251,7 @@ class Engines:
                 except SlimeError as error:  # its supervisor has ended
                     found.append((engine_name(index), error))
                 else:
-                    found += [(engine_name(index), EngineError(failure)) for failure in failures]
+                    found += [(engine_name(index), EngineError("\n".join(failures)))] if failures else []
         return found + [(ROUTER, EngineError(failure)) for failure in self._router_failures()]
 
     def failures(self) -> list[str]:
@@ -267,25 +290,31 @@ class Engines:
     # --- restarts: see slime.run.supervise.recovery -----------------------------------------------------------
 
     def begin_end(self, index: int) -> PendingCall[None]:
-        """Begin to end an engine in trouble, with everything that it started; it may not answer."""
+        """Begin to end an engine in trouble, on all its nodes, with everything that it started; it may not answer."""
         self._running.pop(index, None)
         return self._workers.begin_close(index)
 
     def begin_start(self, index: int) -> PendingCall[None]:
         """Kill what is left of an engine, and begin to start it again, at the same address."""
         self._watch.kill(engine_name(index))
-        address, options = urlsplit(self.urls[index]), self._placement[index]
-        if self._reachable and "scheduling_strategy" not in options:
-            options = {**options, "resources": {f"node:{address.hostname}": _A_LITTLE}}
-        spec = replace(self._spec(index), port=int(address.port or 0))
-        timeout_s = self._config.cluster.startup_timeout_s
-        arguments = (index, spec, self._reachable, timeout_s)
-        return self._workers.renew(index, options, _FACTORY, arguments, timeout_s=timeout_s + 5)
+        own = range(index * self._nodes, (index + 1) * self._nodes)
+        ports = [int(urlsplit(self._addresses[number]).port or 0) for number in own]
+        specs = [replace(self._spec(number), port=port) for number, port in zip(own, ports, strict=True)]
+        return self._workers.renew(
+            index,
+            [self._placement[number] for number in own],
+            _FACTORY,
+            [self._arguments(number, spec) for number, spec in zip(own, specs, strict=True)],
+            timeout_s=self._config.cluster.startup_timeout_s + 5,
+        )
 
     def node_left(self, index: int) -> str | None:
-        """The address of an engine's node, if that is no longer in the cluster; None if it is."""
-        host = str(urlsplit(self.urls[index]).hostname)
-        return host if self._reachable and host not in live_nodes() else None
+        """The address of a node of an engine that is no longer in the cluster; None if all are."""
+        if not self._reachable:
+            return None
+        own = self._addresses[index * self._nodes : (index + 1) * self._nodes]
+        hosts, alive = [str(urlsplit(address).hostname) for address in own], live_nodes()
+        return next((host for host in hosts if host not in alive), None)
 
     def started(self, index: int) -> None:
         """An engine runs again: `lost` looks after it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,35 +13,120 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.config import RunConfig
 from slime.errors import ClusterError, ConfigError, DeadlineError
+from slime.run.ray_session import node_devices
 
-#: of a GPU, for Ray's books: a rank and an engine share it
+#: of a device, for Ray's books: a rank and an engine share it
 _SHARE = 0.5
-#: seconds between two looks whether the GPUs of a lost node are back
-_GPUS_S = 1.0
+#: seconds between two looks whether the devices of a lost node are back
+_DEVICES_S = 1.0
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Ray's options for each trainer rank and each engine."""
+    """Ray's options for each trainer rank and each server of an engine."""
 
     trainer: list[dict[str, Any]]
+    #: an engine's servers are one after another
     engines: list[dict[str, Any]]
-    group: PlacementGroup | None = None
-    #: the ranks on whose devices each engine runs; empty if engines have devices of their own
+    groups: Sequence[PlacementGroup] = ()
+    #: how many nodes an engine spans; each has a server of it
+    nodes_per_engine: int = 1
+    #: the ranks on whose GPUs each server runs; empty if engines have devices of their own, and on CPUs
     shared: Sequence[Sequence[int]] = ()
 
     def release(self) -> None:
         """Release the devices."""
-        if self.group is not None:
-            remove_placement_group(self.group)
+        for group in self.groups:
+            remove_placement_group(group)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run asks of a cluster."""
+
+    #: Ray's resource that counts devices: on a cluster without GPUs a device is one of a node's CPUs
+    resource: str
+    ranks: int
+    engines: int
+    per_engine: int
+    #: whether engines and trainer use the same devices in turn, as they do on CPUs
+    shares: bool
+
+    @classmethod
+    def of(cls, config: RunConfig, *, ranks: int, num_engines: int) -> Demand:
+        """What a run asks for with so many training ranks and engines."""
+        per_engine = config.cluster.rollout_num_gpus_per_engine
+        shares = ranks > 0 and (config.cluster.colocate or not config.on_gpu)
+        return cls("GPU" if config.on_gpu else "CPU", ranks, num_engines, per_engine, shares)
+
+    @property
+    def devices(self) -> int:
+        """How many it needs in all."""
+        engines = self.engines * self.per_engine
+        return max(self.ranks, engines) if self.shares else self.ranks + engines
+
+    def __str__(self) -> str:
+        engines = f"{self.engines} engine{'s'[: self.engines != 1]} x {self.per_engine}"
+        return f"{self.ranks} training ranks {'with' if self.shares else '+'} {engines}"
+
+    def check(self, nodes: Sequence[int]) -> None:
+        """Raise `ConfigError` unless nodes that serve so many devices have enough of them in all."""
+        if sum(nodes) < self.devices:
+            # How one says what nodes without GPUs serve.
+            explained = " A device is one of Ray's CPUs: `ray start --num-cpus N` says how many a node serves."
+            raise ConfigError(
+                f"the run needs {self.devices} {self.resource}s ({self}) and Ray sees {sum(nodes)}. Lower"
+                " --actor-num-gpus-per-node or --rollout-num-gpus, or pass --ray-address of a larger cluster."
+                f"{explained if self.resource == 'CPU' else ''}"
+            )
+
+    def nodes_per_engine(self, nodes: Sequence[int]) -> int:
+        """How many nodes an engine spans: one if any is large enough, otherwise whole nodes of one size.
+
+        Args:
+            nodes: How many devices each node serves.
+
+        Raises:
+            ConfigError: No layout of these nodes has room for the engines, whoever else uses them.
+        """
+        if not self.engines:
+            return 1
+        largest, flag = max(nodes, default=0), f"--rollout-num-gpus-per-engine {self.per_engine}"
+        if self.per_engine <= largest:
+            if sum(size // self.per_engine for size in nodes) < self.engines:
+                raise ConfigError(
+                    f"{flag}: {self.engines} engines, each on one node, do not fit {sizes(nodes, self.resource)}."
+                )
+            return 1
+        if self.per_engine > sum(nodes):
+            raise ConfigError(f"{flag}: an engine is larger than the cluster, which has {sizes(nodes, self.resource)}.")
+        for size in sorted({*nodes} - {0}, reverse=True):
+            spans, rest = divmod(self.per_engine, size)
+            if not rest and nodes.count(size) >= spans * self.engines:
+                return spans
+        raise ConfigError(
+            f"{flag}: no node is so large, and an engine over several takes whole nodes of one size:"
+            f" {self.engines} of them do not fit {sizes(nodes, self.resource)}."
+        )
+
+
+def sizes(nodes: Sequence[int], resource: str) -> str:
+    """The nodes of a cluster, for messages: `2 nodes of 8 GPUs, 1 node of 4 GPUs`."""
+
+    def several(count: int, what: str) -> str:
+        return f"{count} {what}{'s'[: count != 1]}"
+
+    found = [(nodes.count(size), size) for size in sorted({*nodes} - {0}, reverse=True)]
+    return ", ".join(f"{several(count, 'node')} of {several(size, resource)}" for count, size in found) or "no nodes"
 
 
 def place(config: RunConfig, *, ranks: int, num_engines: int, again: bool = False) -> Placement:
     """Reserve devices for training ranks and engines.
 
-    On CPU, processes need no devices. On GPUs there is one bundle per rank, packed on as few nodes as possible with
-    the ranks of a node adjacent, and one per engine; with `--colocate` an engine has a share of the bundles of adjacent
-    ranks of one node instead.
+    On one machine without GPUs, processes need no devices. Otherwise there is one bundle per rank, packed on as few
+    nodes as possible with the ranks of a node adjacent, and one per engine. An engine that no node has room for gets
+    whole nodes, in a placement group of its own. With `--colocate`, and on CPUs, an engine has a share of the bundles
+    of adjacent ranks instead.
 
     Args:
         config: The run.
@@ -52,78 +137,131 @@ def place(config: RunConfig, *, ranks: int, num_engines: int, again: bool = Fals
 
     Raises:
         ClusterError: Devices that an earlier attempt had did not come back in time.
-        ConfigError: The cluster has too few GPUs, or, with `--colocate`, not enough on one node for an engine.
-        DeadlineError: The GPUs did not become free in time.
+        ConfigError: The cluster has too few devices, or its nodes have no room for an engine.
+        DeadlineError: The devices did not become free in time.
     """
-    if not config.on_gpu:
+    if not config.on_gpu and config.cluster.ray_address is None:
         return Placement([{"num_cpus": 0}] * ranks, [{"num_cpus": 0}] * num_engines)
-    per_engine = config.cluster.rollout_num_gpus_per_engine
-    shares = config.cluster.colocate and ranks > 0
-    own = 0 if shares else num_engines
-    wanted = f"{ranks} training ranks" + ("" if shares else f" + {num_engines} engines x {per_engine}")
-    need, timeout_s = ranks + own * per_engine, config.cluster.startup_timeout_s
-    if (have := _gpus(need, timeout_s if again else 0.0)) < need:
-        missing = f"the run needs {need} GPUs ({wanted}) and Ray sees {have}"
-        if again:
-            raise ClusterError(
-                f"{missing}; those of a lost node did not come back in {timeout_s:.0f} s (--startup-timeout-s)."
-            )
-        raise ConfigError(
-            f"{missing}. Lower --actor-num-gpus-per-node or --rollout-num-gpus, or pass --ray-address of a larger"
-            " cluster."
-        )
-    bundles = [{"GPU": 1.0, "CPU": 1.0}] * ranks + [{"GPU": float(per_engine), "CPU": 1.0}] * own
-    group = placement_group(bundles, strategy="PACK")
-    ready, _ = ray.wait([group.ready()], timeout=timeout_s)
-    if not ready:
+    demand = Demand.of(config, ranks=ranks, num_engines=num_engines)
+    timeout_s = config.cluster.startup_timeout_s
+    nodes = _devices(demand, timeout_s if again else 0.0)
+    try:
+        demand.check(nodes)
+        spans = demand.nodes_per_engine(nodes)
+    except ConfigError as error:
+        if not again:
+            raise
+        raise ClusterError(
+            f"{error} The devices of a lost node did not come back in {timeout_s:.0f} s (--startup-timeout-s)."
+        ) from None
+    if demand.shares:
+        return _shared(demand, timeout_s, nodes)
+    engines, groups = [], []
+    if spans > 1:
+        each = demand.per_engine // spans
+        groups = [
+            placement_group([_bundle(demand, each)] * spans, strategy="STRICT_SPREAD") for _ in range(num_engines)
+        ]
+        engines = [_options(group, demand, node, each) for group in groups for node in range(spans)]
+    own = 0 if spans > 1 else num_engines
+    if ranks + own:
+        bundles = [_bundle(demand, 1)] * ranks + [_bundle(demand, demand.per_engine)] * own
+        groups.append(placement_group(bundles, strategy="PACK"))
+    _wait(groups, demand, timeout_s, nodes)
+    trainer = [_options(groups[-1], demand, index, 1) for index in _by_node(groups[-1], ranks)[0]] if ranks else []
+    engines += [_options(groups[-1], demand, ranks + index, demand.per_engine) for index in range(own)]
+    return Placement(trainer, engines, groups, spans)
+
+
+def _shared(demand: Demand, timeout_s: float, nodes: Sequence[int]) -> Placement:
+    """Engines on the devices of adjacent ranks, and on CPUs on more of them if the engines need more than the ranks."""
+    group = placement_group([_bundle(demand, 1)] * demand.devices, strategy="PACK")
+    _wait([group], demand, timeout_s, nodes)
+    by_node, node_of = _by_node(group, demand.devices)
+    parts = engines_on_ranks(node_of, demand.engines, demand.per_engine)
+    if parts is None:
         remove_placement_group(group)
+        raise ConfigError(
+            f"{demand.engines} engines share the devices of the {demand.ranks} training ranks, and each needs"
+            f" {demand.per_engine} {demand.resource}s of one node, or all of several nodes with equally many of them."
+            f" Ray placed the ranks otherwise, on {sizes(nodes, demand.resource)}. Use nodes whose devices"
+            " --rollout-num-gpus-per-engine divides."
+        )
+    trainer = [_options(group, demand, index, _SHARE) for index in by_node[: demand.ranks]]
+    servers = [used for engine in parts for used in engine]
+    # A server's process is where its first rank is; the GPUs that it may use are passed to it.
+    engines = [_options(group, demand, by_node[used[0]], _SHARE, cpus=0) for used in servers]
+    shared = servers if demand.resource == "GPU" else ()
+    return Placement(trainer, engines, [group], max(map(len, parts), default=1), shared)
+
+
+def _bundle(demand: Demand, devices: int) -> dict[str, float]:
+    return {"CPU": 1.0, demand.resource: float(devices)}
+
+
+def _options(group: PlacementGroup, demand: Demand, index: int, devices: float, cpus: int = 1) -> dict[str, Any]:
+    """Ray's options for a process with so many devices of a bundle."""
+    strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
+    amount = {"num_cpus": cpus, "num_gpus": devices} if demand.resource == "GPU" else {"num_cpus": devices}
+    return {**amount, "scheduling_strategy": strategy}
+
+
+def _by_node(group: PlacementGroup, bundles: int) -> tuple[list[int], list[str]]:
+    """The first bundles of a group, those of a node adjacent, and the node of each.
+
+    PACK does not promise that neighbouring bundles share a node; tensor-parallel ranks must.
+    """
+    node_of: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    by_node = sorted(range(bundles), key=lambda index: (node_of[index], index))
+    return by_node, [node_of[index] for index in by_node]
+
+
+def _wait(groups: Sequence[PlacementGroup], demand: Demand, timeout_s: float, nodes: Sequence[int]) -> None:
+    """Wait until Ray has reserved all groups; without one of them, none stays reserved."""
+    _, missing = ray.wait([group.ready() for group in groups], num_returns=len(groups), timeout=timeout_s)
+    if missing:
+        for group in groups:
+            remove_placement_group(group)
         raise DeadlineError(
-            f"Ray did not provide {need} GPUs ({wanted}) within {timeout_s:.0f} s; other jobs may be using them."
+            f"Ray did not provide {demand.devices} {demand.resource}s ({demand}) within {timeout_s:.0f} s. The cluster"
+            f" has {sizes(nodes, demand.resource)}; other jobs may be using them."
         )
 
-    # PACK does not promise that neighbouring bundles share a node; tensor-parallel ranks must.
-    node_of: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    by_node = sorted(range(ranks), key=lambda index: (node_of[index], index))
 
-    def options(index: int, gpus: float, cpus: int = 1) -> dict[str, Any]:
-        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
-        return {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
-
-    if shares:
-        shared = engines_on_ranks([node_of[index] for index in by_node], num_engines, per_engine)
-        if shared is None:
-            remove_placement_group(group)
-            raise ConfigError(
-                f"--colocate: {num_engines} engines need {per_engine} GPUs of one node each, and Ray placed the"
-                f" {ranks} training ranks otherwise. Use nodes whose GPUs --rollout-num-gpus-per-engine divides."
-            )
-        trainer = [options(index, _SHARE) for index in by_node]
-        # An engine's process is where its first rank is; the GPUs that it may use are passed to it.
-        engines = [options(by_node[used[0]], _SHARE, cpus=0) for used in shared]
-        return Placement(trainer, engines, group, shared)
-    trainer = [options(index, 1) for index in by_node]
-    engines = [options(ranks + index, per_engine) for index in range(num_engines)]
-    return Placement(trainer, engines, group)
-
-
-def _gpus(need: int, wait_s: float) -> int:
-    """How many GPUs the cluster has; waits for at most `wait_s` until it has as many as are needed."""
+def _devices(demand: Demand, wait_s: float) -> list[int]:
+    """The devices of each node; waits for at most `wait_s` until there is room for the run."""
     deadline = time.monotonic() + wait_s
-    while (have := int(ray.cluster_resources().get("GPU", 0))) < need and time.monotonic() < deadline:
-        time.sleep(_GPUS_S)
-    return have
+    while True:
+        nodes = node_devices(demand.resource)
+        try:
+            demand.check(nodes)
+            demand.nodes_per_engine(nodes)
+            return nodes
+        except ConfigError:
+            if time.monotonic() >= deadline:
+                return nodes
+        time.sleep(_DEVICES_S)
 
 
-def engines_on_ranks(nodes: Sequence[str], num_engines: int, per_engine: int) -> list[list[int]] | None:
-    """The ranks on whose devices each engine runs: adjacent ones of one node. None if there are not enough.
+def engines_on_ranks(nodes: Sequence[str], num_engines: int, per_engine: int) -> list[list[list[int]]] | None:
+    """The ranks on whose devices each engine runs, node by node. None if there are not enough.
+
+    They are adjacent ones of one node, or all of several nodes that have equally many.
 
     Args:
         nodes: The node of each rank; the ranks of a node are adjacent.
         num_engines: How many engines there are.
         per_engine: Devices of an engine.
     """
-    found = []
-    for node in dict.fromkeys(nodes):
-        here = [rank for rank, other in enumerate(nodes) if other == node]
-        found += [here[first : first + per_engine] for first in range(0, len(here) - per_engine + 1, per_engine)]
+    found = [*_engines_on(nodes, per_engine)]
     return found[:num_engines] if len(found) >= num_engines else None
+
+
+def _engines_on(nodes: Sequence[str], per_engine: int) -> Iterator[list[list[int]]]:
+    of_node = [[rank for rank, other in enumerate(nodes) if other == node] for node in dict.fromkeys(nodes)]
+    for here in of_node:
+        yield from ([here[first : first + per_engine]] for first in range(0, len(here) - per_engine + 1, per_engine))
+    size = len(of_node[0]) if of_node else 0
+    if size < per_engine and all(len(here) == size for here in of_node) and per_engine % size == 0:
+        spans = per_engine // size
+        yield from (of_node[first : first + spans] for first in range(0, len(of_node) - spans + 1, spans))

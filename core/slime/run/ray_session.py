@@ -354,6 +354,19 @@ def live_nodes() -> set[str]:
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
+def node_devices(resource: str) -> list[int]:
+    """How many devices each node of the Ray cluster serves now, some perhaps none: its `GPU`, or on CPUs its `CPU`."""
+    return [int(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["Alive"]]
+
+
+def devices_at(address: str, resource: str) -> list[int]:
+    """`node_devices` of the Ray cluster at an address, without joining it. Raises `ConnectionError`."""
+    _require_reachable(address)
+    compiled: Any = ray._raylet  # has no types
+    nodes = compiled.GcsClient(address=canonicalize_bootstrap_address(address)).get_all_node_info(timeout=_REACH_S)
+    return [int(node.resources_total.get(resource, 0)) for node in nodes.values() if node.state == 0]
+
+
 def of_several_nodes() -> bool:
     """Whether this process has joined a cluster of several nodes."""
     return ray.is_initialized() and not any(_daemons()) and len(live_nodes()) > 1

@@ -172,7 +172,7 @@ class Run:
         self.observer.run_started(config, self._run_dir)
 
     def _start_engines(self, placement: Placement) -> None:
-        self._engines.start(placement.engines)
+        self._engines.start(placement.engines, nodes=placement.nodes_per_engine)
 
     def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:
         alone = self.config.cluster.ray_address is None

@@ -293,14 +293,25 @@ class Workers:
         self._actors: list[Any] = []
         self._building: PendingCall[None] = PendingCall([], "", 0.0)
         self._parts: list[tuple[str, Path]] = []
+        self._nodes = 1
 
-    def start(self, placement: Sequence[dict[str, Any]]) -> None:
-        """Start one process per entry of `placement`, Ray's options for it; returns at once."""
-        for index, options in enumerate(placement):
-            log_path = self._log_path.with_name(self._log_path.name.format(index=index))
+    def start(self, placement: Sequence[dict[str, Any]], *, nodes: int = 1) -> None:
+        """Start one process per entry of `placement`, Ray's options for it; returns at once.
+
+        Of a part of the run that spans several `nodes`, that many processes have the same index, one after another.
+        """
+        self._nodes = nodes
+        for number, options in enumerate(placement):
+            index, node = divmod(number, nodes)
+            label = f"{index}-node-{node}" if node else str(index)
+            log_path = self._log_path.with_name(self._log_path.name.format(index=label))
             self._actors.append(self._launch(index, options, log_path))
             name = f"{_NAMES.get(self._role, self._role)} {index}" if "{index}" in self._log_path.name else self._role
             self._parts.append((name, log_path))
+
+    def _of(self, index: int) -> slice:
+        """The processes that have this index."""
+        return slice(index * self._nodes, (index + 1) * self._nodes)
 
     def _launch(self, index: int, options: dict[str, Any], log_path: Path) -> Any:
         hang_s, own_ray = self._config.cluster.hang_timeout_s, self._config.cluster.ray_address is None
@@ -309,9 +320,10 @@ class Workers:
             self._enlist(index, log_path, actor.identify.remote())
         return actor
 
-    def free_address(self) -> tuple[str, int]:
-        """The first process's node and a free port there."""
-        address: tuple[str, int] = self._starting([self._actors[0].free_address.remote()]).wait()[0]
+    def free_address(self, index: int = 0) -> tuple[str, int]:
+        """The node of the first process that has this index, and a free port there."""
+        first = self._actors[self._of(index)][0]
+        address: tuple[str, int] = self._starting([first.free_address.remote()]).wait()[0]
         return address
 
     def devices(self) -> list[str]:
@@ -334,23 +346,38 @@ class Workers:
         return PendingCall(refs, f"starting the {self._role}", timeout_s, self._watch, self._parts)
 
     def begin_close(self, index: int) -> PendingCall[None]:
-        """Begin to close the object of one process, which may be in trouble and not answer."""
-        return PendingCall([self._actors[index].close.remote()], f"ending {self._parts[index][0]}", 0.0)
+        """Begin to close the objects with this index, whose processes may be in trouble and not answer."""
+        parts = self._parts[self._of(index)]
+        closing = [actor.close.remote() for actor in self._actors[self._of(index)]]
+        return PendingCall(closing, f"ending {parts[0][0]}", 0.0, parts=parts)
 
     def renew(
-        self, index: int, options: dict[str, Any], factory: str, arguments: tuple[Any, ...], *, timeout_s: float
+        self,
+        index: int,
+        placement: Sequence[dict[str, Any]],
+        factory: str,
+        arguments: Sequence[tuple[Any, ...]],
+        *,
+        timeout_s: float,
     ) -> PendingCall[None]:
-        """Kill one process, start another in its place, and begin to build its object; see `start` and `build`."""
-        ray.kill(self._actors[index])
-        name, log_path = self._parts[index]
-        actor = self._actors[index] = self._launch(index, options, log_path)
-        built: PendingCall[None] = PendingCall(
-            [actor.build.remote(factory, *arguments)], f"starting {name}", timeout_s, parts=[(name, log_path)]
-        )
+        """Kill the processes with this index, start others in their place, and begin to build their objects.
+
+        See `start` and `build`.
+        """
+        own = self._of(index)
+        for actor in self._actors[own]:
+            ray.kill(actor)
+        parts = self._parts[own]
+        self._actors[own] = [
+            self._launch(index, options, log) for options, (_, log) in zip(placement, parts, strict=True)
+        ]
+        building = [
+            actor.build.remote(factory, *args) for actor, args in zip(self._actors[own], arguments, strict=True)
+        ]
         refs = list(self._building.refs)
-        refs[index] = built.refs[0]
+        refs[own] = building
         self._building = replace(self._building, refs=refs)
-        return built
+        return PendingCall(building, f"starting {parts[0][0]}", timeout_s, parts=parts)
 
     def check_building(self) -> None:
         """Raise the error of a process whose object could not be built; never blocks."""
@@ -399,11 +426,11 @@ class Workers:
             doing: What the call does, for messages.
             timeout_s: Deadline, counted from `PendingCall.wait`; default: `--step-timeout-s`.
             watch: Called while waiting, instead of the workers' own.
-            only: The index of the one process that is called.
+            only: The index of the processes that are called.
         """
         method_name = method if isinstance(method, str) else method.__name__
         title = f"{self._role}.{method_name}"  # in `ps` and in Ray's dashboard
-        chosen = slice(None) if only is None else slice(only, only + 1)
+        chosen = slice(None) if only is None else self._of(only)
         refs = [actor.call.options(name=title).remote(method_name, *args) for actor in self._actors[chosen]]
         timeout_s = self._config.cluster.step_timeout_s if timeout_s is None else timeout_s
         return PendingCall(refs, doing, timeout_s, watch or self._watch, self._parts[chosen])

@@ -15,7 +15,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from slime.config.threads import rank_threads
-from slime.engine.ports import LOOPBACK, listening_socket, stay_on_loopback
+from slime.engine.ports import LOOPBACK, host_port, listening_socket, own_address, use_interface_of
 from slime.errors import TrainerError
 
 if TYPE_CHECKING:
@@ -42,8 +42,11 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, me
     device = torch.device("cuda", 0) if config.on_gpu else torch.device("cpu")
     if config.on_gpu:
         torch.cuda.set_device(device)
-    host, place = (LOOPBACK, str(meeting)) if isinstance(meeting, Path) else (meeting[0], f"{meeting[0]}:{meeting[1]}")
-    stay_on_loopback(host)
+    if isinstance(meeting, Path):
+        host, place = LOOPBACK, str(meeting)
+    else:
+        host, place = own_address(meeting[:1]), host_port(*meeting)
+    use_interface_of(host)
     try:
         dist.init_process_group(
             "nccl" if config.on_gpu else "gloo",

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime.errors import DeadlineError, SlimeError
@@ -51,7 +51,9 @@ class RunWatch:
         """`hang_s`: seconds without a sign of life after which a process counts as hung."""
         self._hang_s = hang_s
         self._here = HostWatch(hang_s)
+        #: Ray's id of another node -> what watches there; its address, and the parts of the run on it
         self._others: dict[str, Any] = {}
+        self._there: dict[str, tuple[str, list[str]]] = {}
         self._asked: dict[str, Any] = {}
         #: what processes will say of themselves: `Worker.identify`
         self._unknown: list[tuple[str, PartKind, Path, Any]] = []
@@ -166,9 +168,19 @@ class RunWatch:
                 continue
             try:
                 found += [(trouble, partial(str, text)) for trouble, text in ray.get(asked)]
+            except RayActorError:
+                found.append(self._lost_node(node))
             except RayError:
-                continue  # its machine is gone: Ray reports the death of the run's processes on it
+                continue
         return found
+
+    def _lost_node(self, node: str) -> Found:
+        """A node with which the watch on it has ended. Ray itself may take a minute to notice."""
+        address, parts = self._there[node]
+        part, what = WatchedProcess(f"node {address}", "ray", 0), "has ended, or cannot be reached"
+        return Trouble(part, "ended", what), partial(
+            str, f"{part.name} {what}. It had {', '.join(dict.fromkeys(parts))}."
+        )
 
     def _meet(self) -> None:
         """Begin to watch the workers that have said which process they are."""
@@ -192,7 +204,10 @@ class RunWatch:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
             actor = ray.remote(RemoteWatch).options(num_cpus=0, scheduling_strategy=there)
             self._others[node] = actor.remote(self._hang_s)
+            [address] = [one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node]
+            self._there[node] = address, []
         self._others[node].add.remote(part)
+        self._there[node][1].append(part.owner)
 
     def _raise(self, found: Sequence[Found]) -> None:
         if not found:

@@ -6,8 +6,6 @@ or CUDA IPC, for engines on the same machine. disk: a Hugging Face folder that a
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,7 @@ from urllib.parse import urlsplit
 
 from slime.config.weight_options import SyncOptions
 from slime.engine.control import EngineControl, EngineKeys
-from slime.engine.ports import LOOPBACK
+from slime.engine.ports import own_address
 from slime.plugin.architecture import Architecture
 from slime.weights.shards import NamedTensors
 from slime.weights.transports.disk import DiskTransport
@@ -117,20 +115,6 @@ def create_transport(
         case "disk":
             return DiskTransport(**common, folder=scratch, source_folder=hf_folder, model=model)
         case _:
-            address = own_address([engine.url for engine in engines])
+            address = own_address([str(urlsplit(engine.url).hostname) for engine in engines])
             backend = "nccl" if on_gpu else "gloo"
             return DistributedTransport(**common, backend=backend, address=address, bucket_bytes=bucket_bytes)
-
-
-def own_address(urls: Sequence[str]) -> str:
-    """This host's address as the engines reach it.
-
-    Loopback if all engines are on this host; otherwise the address from which the first remote engine is reached.
-    """
-    for url in urls:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
-            probe.connect((urlsplit(url).hostname, 9))
-            address = str(probe.getsockname()[0])
-        if not ipaddress.ip_address(address).is_loopback:
-            return address
-    return LOOPBACK
