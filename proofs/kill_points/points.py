@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from proofs.kill_points.target import (
     DELETING,
     EVALUATE,
@@ -155,11 +158,21 @@ def fingerprint(target: Target) -> dict[str, str]:
         found[f"state.json: {name}"] = str(state[name])
     for path in sorted((target.run_dir / "rollouts").rglob("*")):
         if path.is_file():
-            found[str(path.relative_to(target.run_dir))] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[str(path.relative_to(target.run_dir))] = hashlib.sha256(_content(path)).hexdigest()
     for name, number in _numbers(target):
         found[name] = number
     found["checkpoints"] = str(sorted(path.name for path in target.checkpoints.iterdir()))
     return found
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file; of a Parquet file, those of its columns: zstd does not always pack equal bytes alike."""
+    if path.suffix != ".parquet":
+        return path.read_bytes()
+    table, stream = pq.read_table(path).combine_chunks(), pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as written:
+        written.write_table(table)
+    return stream.getvalue().to_pybytes()
 
 
 def _numbers(target: Target) -> Iterator[tuple[str, str]]:
