@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from slime.config.flag_table import flags_of
-from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
+from slime.config.flags import MEGATRON, SGLANG, Flag
 from slime.config.run_config import SECTIONS
 from slime.config.value_types import Arity
 from slime.plugin import hooks as hookspecs
@@ -141,14 +141,6 @@ def _options_page() -> str:
             *_flag_rows(flags_of(section)),
             "",
         ]
-    lines += [
-        "## Not in this release",
-        "",
-        "Known, and refused with the reason.",
-        "",
-        *_flag_rows(flags_of(UNAVAILABLE)),
-        "",
-    ]
     return "\n".join(lines)
 
 

@@ -56,12 +56,6 @@ def test_the_help_of_training_shows_every_option_with_its_text(slime: Slime) -> 
     assert "--help-sglang" in out
 
 
-def test_the_help_names_what_is_not_in_this_release(slime: Slime) -> None:
-    _, _, last = slime("train", "--help").out.partition("not in this release")
-    for flag in ("--use-gated-attention", "--allgather-cp"):
-        assert flag in last
-
-
 @pytest.mark.parametrize(
     ("word", "flags"),
     [

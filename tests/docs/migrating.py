@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from slime.config.flag_table import find_flag
 from slime.registry.original_names import original_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
@@ -112,8 +111,6 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "custom-rm-path": ("rm.py", "`FILE.py:NAME` or `package.module:NAME`"),
     "custom-reward-post-process-path": ("post.py", "`FILE.py:NAME` or `package.module:NAME`"),
 }
-#: flags of the original slime that the command line knows and that this release cannot do
-UNAVAILABLE = ("allgather-cp",)
 
 #: arguments of GRPOTrainer
 TRL_TRAINER = ("model", "reward_funcs", "train_dataset", "eval_dataset", "tools", "peft_config")
@@ -121,13 +118,9 @@ TRL_TRAINER = ("model", "reward_funcs", "train_dataset", "eval_dataset", "tools"
 
 def tables() -> dict[str, str]:
     """The tables of the page, by name."""
-    refused = dict(original_names()["flags"])
-    for name in UNAVAILABLE:
-        flag = find_flag(name)
-        refused[name] = flag.refusal if flag is not None else ""
     return {
         "accepted": _table("flag", "what differs", {f"`--{name}`": note for name, (_, note) in ACCEPTED.items()}),
-        "refused": _table("flag", "here", {f"`--{name}`": text for name, text in refused.items()}),
+        "refused": _table("flag", "here", {f"`--{name}`": text for name, text in original_names()["flags"].items()}),
         "rewards": _table("`--rm-type`", "here", _coded(original_names()["rewards"])),
         "paths": _table("path", "here", _coded(original_names()["paths"])),
         "trl": _table("TRL", "here", _coded(original_names()["TRL"])),

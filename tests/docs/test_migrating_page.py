@@ -31,7 +31,7 @@ def test_the_page_has_the_tables() -> None:
 
 def test_all_flags_of_the_original_are_on_the_page() -> None:
     """The flags of its release 0.3.1, without those that only begin like another one."""
-    names = {*migrating.ACCEPTED, *migrating.UNAVAILABLE, *FLAGS}
+    names = {*migrating.ACCEPTED, *FLAGS}
     assert len([name for name in names if "*" not in name]) >= 215
 
 
@@ -48,14 +48,11 @@ def test_an_accepted_flag_is_read(name: str) -> None:
     assert not [text for text in refusals if text.startswith(f"--{name} ")]
 
 
-@pytest.mark.parametrize("name", [*FLAGS, *migrating.UNAVAILABLE])
+@pytest.mark.parametrize("name", FLAGS)
 def test_a_refused_flag_says_what_to_do(name: str) -> None:
     flag = name.replace("*", "x")
-    instead = FLAGS.get(name, "is not in this release")
     for words in ([f"--{flag}"], [f"--{flag}", "1", "2"], [f"--{flag}=1"]):
-        if name in migrating.UNAVAILABLE and words != [f"--{flag}"]:
-            continue
-        with pytest.raises(ConfigError, match=re.escape(instead)) as refused:
+        with pytest.raises(ConfigError, match=re.escape(FLAGS[name])) as refused:
             read_config(words)
         assert str(refused.value).startswith(f"--{flag} ")
 

@@ -106,7 +106,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path, capsys: pytest.Capt
         ("qwen3-0.6B", "--mtp-num-layers 1", "--mtp-num-layers says 1, and config.json of"),
         ("glm4-9B", "--no-post-mlp-layernorm", "--post-mlp-layernorm says False, and config.json of"),
         ("qwen3-0.6B", "--spec module function", "`slime plugins new family NAME`"),
-        ("qwen3-0.6B", "--use-gated-attention", "which no model family of slime has"),
+        ("qwen3-0.6B", "--use-gated-attention", "no model family of slime has gated attention"),
         ("qwen3-0.6B", "--allgather-cp", "--context-parallel-size is enough for the others"),
     ],
 )

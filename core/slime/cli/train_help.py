@@ -11,7 +11,7 @@ from slime.cli.text_layout import WIDTH, block, entry
 from slime.compat.functions import place_functions
 from slime.config import read_config
 from slime.config.flag_table import flags_of
-from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
+from slime.config.flags import MEGATRON, SGLANG, Flag
 from slime.config.run_config import SECTIONS
 from slime.config.value_types import Arity, ValueType
 from slime.errors import SlimeError
@@ -57,7 +57,6 @@ def train_help(argv: Sequence[str] = ()) -> str:
     for section, options in SECTIONS.items():
         title = f"[{section}]  {(options.__doc__ or '').splitlines()[0]}"
         blocks.append(_flags_block(title, flags_of(section)))
-    blocks.append(_flags_block("not in this release", flags_of(UNAVAILABLE)))
     return "\n".join([*blocks, *_chosen_components(argv)])
 
 

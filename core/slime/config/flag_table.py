@@ -32,21 +32,6 @@ _ALIASES = {
     "tis-clip": "tis-threshold",
     "tis-clip-low": "tis-threshold-low",
 }
-#: flags that this release recognises but does not implement: name -> (type, what it would do)
-_UNAVAILABLE: dict[str, tuple[Any, str]] = {
-    "spec": (
-        list[str],
-        "build layers with a function: --hf-checkpoint alone finds the model family, and a new one is a plugin,"
-        " `slime plugins new family NAME`",
-    ),
-    "use-gated-attention": (bool, "models with gated attention, which no model family of slime has"),
-    "enable-experimental": (bool, "Megatron's experimental models"),
-    "allgather-cp": (
-        bool,
-        "context parallelism by all-gather, which only sparse attention needs; no model family of slime has it, and"
-        " --context-parallel-size is enough for the others",
-    ),
-}
 #: prefix of option flags -> slot
 _SLOTS = dict(slot_prefixes())
 _COMPONENT_OPTION = re.compile(rf"({'|'.join(_SLOTS)})\.([^=]+)")
@@ -157,10 +142,6 @@ def _own_flags() -> Iterator[Flag]:
             yield flag
             if flag.name in aliases:
                 yield replace(flag, name=aliases[flag.name], alias_of=flag.name)
-    for name, (annotation, text) in _UNAVAILABLE.items():
-        refusal = f"is not in this release of slime ({text}). Drop it."
-        described = f"{text[0].upper()}{text[1:]}."
-        yield Flag(name, UNAVAILABLE, name.replace("-", "_"), type_of(annotation), help=described, refusal=refusal)
 
 
 def _default(value: Any) -> str:

@@ -98,8 +98,6 @@ def _add(settings: Settings, flag: Flag | None, value: Any, where: str, near: st
         if not isinstance(value, bool):
             settings.problems.append(f"{where}: got {value!r}, expected true or false")
             return
-        if flag.target == UNAVAILABLE and not value:
-            return
         value = flag.on == value
     if flag.type.arity is Arity.SOME and not flag.file_only and not isinstance(value, list | dict):
         value = [value]
