@@ -42,7 +42,7 @@ class LocalGenerator:
         self._template: bool = config.data.apply_chat_template
         self._variables: dict[str, Any] = config.data.apply_chat_template_kwargs
         self._limits = SessionLimits(config.rollout.rollout_max_context_len)
-        supervised = config.algorithm.loss_type == "sft_loss"
+        supervised = not config.trains_policy
         self._own_rewards = not (supervised or config.reward.reward is not None or config.reward.terms)
         self._needs_log_probs = needs_log_probs(config)
         self._warned = False

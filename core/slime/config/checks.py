@@ -237,7 +237,7 @@ def supervised_labels(config: RunConfig) -> Iterator[str]:
     """Supervised training learns the labels of the prompt files, unless a function or class provides its answers."""
     data, by_function = config.data, config.rollout.custom_generate_function_path or config.data.data_source_path
     learned = config.generator_name == DEFAULT_GENERATORS["sft_loss"] and data.data_source == "prompts"
-    if config.algorithm.loss_type == "sft_loss" and learned and data.label_key is None and not by_function:
+    if not config.trains_policy and learned and data.label_key is None and not by_function:
         yield (
             "--loss-type sft_loss learns the labels, and with --label-key none there are none: name the key of the"
             " answers. Where the answer is the last message of a chat, move it to the label:"

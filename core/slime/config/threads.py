@@ -34,7 +34,7 @@ def rank_threads(config: RunConfig, ranks: int) -> int:
     if (stated := config.cluster.threads_per_rank) is not None:
         return stated
     cores = _cores()
-    if config.rollout.async_mode and not config.on_gpu and config.algorithm.loss_type != "sft_loss":
+    if config.rollout.async_mode and not config.on_gpu and config.trains_policy:
         cores -= engine_threads(config) * _engine_processes(config)
     return max(1, cores // ranks)
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slime.config.eval_sets import eval_sets
@@ -409,9 +408,7 @@ class EvaluationObserver(RunObserver):
     def __enter__(self) -> EvaluationObserver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._memory.stop()
         self.terminal.hide_progress()
         self._log.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 
 #: time with at least one request inside an engine, and time that a weight sync waited for an evaluation
@@ -17,6 +17,16 @@ COMPUTE_PHASES = (
     "time/forward_backward",
     "time/optimizer",
 )
+
+
+@contextmanager
+def timed(seconds: MutableMapping[str, float], name: str) -> Iterator[None]:
+    """Add the time of the body, which may end with an error, to `seconds[name]`."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started
 
 
 class BusyClock:

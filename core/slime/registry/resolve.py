@@ -87,7 +87,7 @@ def _uses_of(slot: Slot, kind: Kind, config: RunConfig) -> list[Use]:
     name = config.generator_name if slot.name == "generator" else getattr(section, slot.key)
     if slot.name == "family" and name is None and section.hf_checkpoint is not None:
         name = model_type_of(Path(section.hf_checkpoint))
-    if slot.repeated or (slot.name == "estimator" and config.algorithm.loss_type == "sft_loss"):
+    if slot.repeated or (slot.name == "estimator" and not config.trains_policy):
         name = None
     one = [Use(slot.name, kind.name, name, config.component_options.get(slot.name, {}))] if name is not None else []
     several = getattr(section, slot.list_key) if slot.list_key else []

@@ -108,10 +108,10 @@ def mark(samples: Iterable[Sample], status: Status, reason: str) -> None:
         sample.failure = reason
 
 
-def common_reasons(samples: Iterable[Sample], limit: int = 3) -> list[str]:
-    """`12x REASON`, the most frequent first."""
+def common_reasons(samples: Iterable[Sample]) -> list[str]:
+    """`12x REASON` of the three most frequent reasons."""
     reasons = Counter(sample.failure or sample.status.value for sample in samples if not sample.trainable)
-    return [f"{count}x {reason}" for reason, count in reasons.most_common(limit)]
+    return [f"{count}x {reason}" for reason, count in reasons.most_common(3)]
 
 
 def count_status(samples: Sequence[Sample], status: Status) -> int:

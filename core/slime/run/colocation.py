@@ -17,12 +17,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from slime.observe.timing import timed
 from slime.rollout.record import Rollout
 from slime.run.checkpoint.save import Saver
 from slime.run.placement import Placement
@@ -140,7 +140,7 @@ class ColocatedRun(Run):
         if not self._shares or self._turn == "engines":
             return
         self._go_through(BEFORE_SENDING)
-        with self._turn_timed("time/sync_weights"):
+        with timed(self._of_turns, "time/sync_weights"):
             self._send_weights()
         self._of_turns["synced_bytes"] += self._synced.pop("synced_bytes")
         held = self._go_through(AFTER_SENDING)
@@ -150,7 +150,7 @@ class ColocatedRun(Run):
     def _go_through(self, stages: Sequence[Stage]) -> dict[str, float]:
         """Change the memory of both sides stage by stage; what is held afterwards."""
         held = self._held()
-        with self._turn_timed("time/colocate"):
+        with timed(self._of_turns, "time/colocate"):
             for stage in stages:
                 held = self._change(stage, held)
         return held
@@ -173,14 +173,6 @@ class ColocatedRun(Run):
         if stage.verb == "release":
             self._of_turns[f"memory/{stage.side}_released"] += sum(before.values()) - sum(after.values())
         return after
-
-    @contextmanager
-    def _turn_timed(self, phase: str) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._of_turns[phase] += time.monotonic() - started
 
     def _held(self) -> dict[str, float]:
         """Bytes in use where engines and trainer compute: of the GPUs, or of the host by each side."""

@@ -39,7 +39,7 @@ from slime.run.signals import interruptions_deferred, uninterrupted
 #: folders of local Rays are named so
 _FOLDER = "slime-ray-"
 #: the parts of Ray without which nothing works
-_NEEDED = {"gcs_server": "Ray's control service (gcs_server)", "raylet": "Ray's node service (raylet)"}
+RAY_DAEMONS = {"gcs_server": "Ray's control service (gcs_server)", "raylet": "Ray's node service (raylet)"}
 #: characters of a TMPDIR in which a run gets a folder: engines have sockets there, whose paths are limited to 107
 _LONGEST_TMPDIR = 45
 #: where torch puts compiled kernels
@@ -311,8 +311,8 @@ def new_meeting_file() -> Path:
 def ray_failure() -> str | None:
     """Which part of the local Ray has ended, how, and why; None while it is complete, and for a cluster."""
     for name, process in _daemons():
-        if name in _NEEDED and (status := process.poll()) is not None:
-            return f"{_NEEDED[name]} (pid {process.pid}) {describe_exit(status)}.{_last_words(name)}"
+        if name in RAY_DAEMONS and (status := process.poll()) is not None:
+            return f"{RAY_DAEMONS[name]} (pid {process.pid}) {describe_exit(status)}.{_last_words(name)}"
     return None
 
 

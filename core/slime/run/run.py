@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from slime.errors import CheckpointError, CheckpointWriteError, EngineError, Pre
 from slime.kit.processes import keep_out_of_collections
 from slime.observe.metrics import read_metrics
 from slime.observe.observer import RunObserver, with_prefix
+from slime.observe.timing import timed
 from slime.registry.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout, add_versions
@@ -270,14 +271,6 @@ class Run:
         [result] = replace(pending, watch=watch).wait()
         return result
 
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - started
-
     # --- steps of a loop --------------------------------------------------------------------------
 
     def start_step(self) -> None:
@@ -303,7 +296,7 @@ class Run:
     def wait_generation(self, number: int) -> Rollout:
         """Wait for rollout `number`: one complete batch with rewards."""
         ready = sum(pending.finished for pending in self._generating.values())
-        with self._timed("time/wait_rollout"):
+        with timed(self._seconds, "time/wait_rollout"):
             rollout = self._wait_rollout(self._generating.pop(number), "generating")
         if self.config.rollout.async_mode:
             rollout.metrics["rollout/ready"] = float(ready)
@@ -317,7 +310,7 @@ class Run:
 
     def train(self, rollout: Rollout) -> dict[str, float]:
         """Log-probs, advantages and the optimizer steps of one rollout, on every rank; the metrics."""
-        with self._timed("time/train"):
+        with timed(self._seconds, "time/train"):
             metrics = self._trainer.begin(TrainerProcess.train, rollout.batch, doing="training").wait()[0]
             self._token_log.begin(rollout.number)
         self._rollouts_trained += 1
@@ -333,10 +326,10 @@ class Run:
             return
         self.finish_evaluation()
         if self.config.run.deterministic:
-            with self._timed("time/wait_rollout"):
+            with timed(self._seconds, "time/wait_rollout"):
                 for pending in self._generating.values():
                     self._wait_rollout(pending, "generating")
-        with self._timed("time/sync_weights"):
+        with timed(self._seconds, "time/sync_weights"):
             # If samples are being generated, the engines may finish some with the new weights at once.
             announcement = self._name_weights(wait=bool(self._generating))
             self._send_weights()
@@ -404,7 +397,7 @@ class Run:
         if self._evaluating is None or self._evaluating[0] >= before or not (wait or self._evaluating[1].finished):
             return
         (number, pending), self._evaluating = self._evaluating, None
-        with self._timed("time/wait_evaluation"):
+        with timed(self._seconds, "time/wait_evaluation"):
             report = self._wait_rollout(pending, "evaluating")
         self.observer.eval_finished(number, report, self._trained_at)
         self._retention.evaluated(number, report.metrics)

@@ -112,7 +112,7 @@ def build_rank(
 def build_estimator(config: RunConfig, run_dir: Path, plugins: PluginSet) -> tuple[Any, EstimatorSpec | None]:
     """The estimator and its spec; None for both in supervised fine-tuning."""
     name = config.algorithm.advantage_estimator
-    if config.algorithm.loss_type != "policy_loss" or name is None:
+    if not config.trains_policy or name is None:
         return None, None
     context = Context(seed=config.run.seed, run_dir=run_dir, logger=logging.getLogger("slime.estimator"), config=config)
     component = plugins.find("estimator", name)

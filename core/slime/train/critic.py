@@ -19,13 +19,14 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from torch import Tensor
 
 from slime.errors import CheckpointError
+from slime.observe.timing import timed
 from slime.plugin.architecture import Architecture
 from slime.train.checkpoint_io import Write, write_now
 from slime.train.chunks import build_chunks
 from slime.train.features import Feature
 from slime.train.lora import merged_values
 from slime.train.loss import LossColumns
-from slime.train.model import TrainableModel, timed
+from slime.train.model import TrainableModel
 from slime.train.packing import PackedMicroBatch
 from slime.train.settings import TrainSettings
 from slime.weights.hf_load import load_hf_backbone

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from slime.train.routing import is_mixture
+from slime.weights.stated_model import expert_layers
 
 if TYPE_CHECKING:
     from slime.rollout.train_batch import TrainBatch
@@ -286,7 +286,8 @@ class Flops:
         else:
             query_dim = value_dim = transformer.kv_channels
             attention = hidden * query_dim * 2 * (heads + transformer.num_query_groups)
-        mixtures = sum(is_mixture(transformer))
+        layers = expert_layers(transformer.moe_layer_freq, transformer.num_layers)
+        mixtures = 0 if transformer.num_moe_experts is None else sum(layers)
         weights = transformer.num_layers * attention
         weights += (transformer.num_layers - mixtures) * _feed_forward_weights(transformer, transformer.ffn_hidden_size)
         if mixtures:

@@ -5,9 +5,7 @@ The policy is one such model, the critic another.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from torch import Tensor
 
 from slime.config.learning_rate import SavedSteps, continued_at
+from slime.observe.timing import timed
 from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
 from slime.train.chunks import wrap_chunks
 from slime.train.features import Feature
@@ -237,14 +236,6 @@ class TrainableModel:
             shortest = min(samples, key=lambda i: len(batch.tokens[i]))
             packed.append(pack([PrefixGroup((shortest,))], counts=False))
         return packed
-
-
-@contextmanager
-def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Add the time of the body to `seconds[name]`."""
-    start = time.perf_counter()
-    yield
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def sum_over_ranks(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:

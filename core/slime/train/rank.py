@@ -80,7 +80,7 @@ class MegatronRank:
         """
         self.config, self.spec = config, spec
         self._rank = rank
-        self._supervised = config.algorithm.loss_type == "sft_loss"
+        self._supervised = not config.trains_policy
         if not self._supervised and estimator is None:
             raise ConfigError("loss_type policy_loss needs an advantage estimator (--advantage-estimator).")
         self._estimator = None if self._supervised else estimator

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from slime.errors import TrainerError
+from slime.weights.stated_model import expert_layers
 
 #: what is counted of each layer besides the tokens of its experts
 _COUNTS = ("tokens", "dropped", "entropy", "aux_loss", "z_loss")
@@ -217,7 +217,11 @@ def check_routes(routes: Mapping[int, np.ndarray[Any, Any]], transformer: Any) -
     if experts is None:
         raise TrainerError("the samples have routed experts to replay, but the model is not a mixture of experts.")
     expected = (transformer.num_layers, transformer.moe_router_topk)
-    mixed = [layer for layer, has_experts in enumerate(is_mixture(transformer)) if has_experts]
+    mixed = [
+        layer
+        for layer, has_experts in enumerate(expert_layers(transformer.moe_layer_freq, transformer.num_layers))
+        if has_experts
+    ]
     for number, found in routes.items():
         if found.shape[1:] != expected or found.max(initial=0) >= experts:
             raise TrainerError(
@@ -273,13 +277,3 @@ def router_metrics(routers: Iterable[TrainingRouter], *, steps: int) -> dict[str
         "dropped_tokens": counts["dropped"] / max(choices, 1.0),
         **{f"moe_{name}": counts[name] / len(layers) / steps for name in ("aux_loss", "z_loss") if counts[name]},
     }
-
-
-def is_mixture(transformer: TransformerConfig) -> list[bool]:
-    """For each layer, whether it is a mixture of experts."""
-    frequency: Any = transformer.moe_layer_freq
-    if transformer.num_moe_experts is None:
-        return [False] * transformer.num_layers
-    if isinstance(frequency, int):
-        return [layer % frequency == 0 for layer in range(transformer.num_layers)]
-    return [bool(one) for one in frequency]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from slime.errors import TrainerError
 from slime.kit.processes.pulse import PULSE
+from slime.observe.timing import timed
 from slime.plugin import Estimator, EstimatorSpec
 from slime.rollout.train_batch import loss_weights
 from slime.train.advantages import (
@@ -33,7 +34,7 @@ from slime.train.advantages import (
 )
 from slime.train.features import Feature
 from slime.train.loss import LossColumns, LossTerms, kl_per_token, micro_batch_loss, token_means
-from slime.train.model import TrainableModel, timed
+from slime.train.model import TrainableModel
 from slime.train.reference import ReferenceWeights
 from slime.train.schedule import LossFunction
 from slime.train.token_record import TokenRecord

@@ -105,7 +105,7 @@ def longest_training_prompt(config: RunConfig) -> int | None:
 
     Sampled responses need room in the context; supervised answers are part of the data.
     """
-    supervised = config.algorithm.loss_type == "sft_loss"
+    supervised = not config.trains_policy
     rollout = config.rollout
     context = context_tokens(config)
     room = None if context is None else context - (1 if supervised else rollout.rollout_max_response_len)

@@ -142,7 +142,7 @@ def digest_of_json(value: Any) -> str:
 
 
 @contextmanager
-def writing(checkpoint: Path) -> Iterator[None]:
+def writing_checkpoint(checkpoint: Path) -> Iterator[None]:
     """Report errors of the disk with the checkpoint's name, and not as a bug."""
     try:
         yield
@@ -240,7 +240,7 @@ def write_rollout_part(folder: Path, state: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: The disk is full, for example, or a group's metadata is not JSON.
     """
-    with writing(folder):
+    with writing_checkpoint(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / _GROUPS, map(_line, state["groups"]))
         rest = {name: value for name, value in state.items() if name != "groups"}

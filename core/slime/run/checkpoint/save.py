@@ -9,14 +9,15 @@ import shutil
 import threading
 import time
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.config import RunConfig
 from slime.errors import CheckpointError, disk_problem
+from slime.observe.timing import timed
 from slime.plugin.architecture import Architecture
 from slime.run.checkpoint.files import (
     Files,
@@ -26,7 +27,7 @@ from slime.run.checkpoint.files import (
     sync_folder,
     sync_folders,
     write_text,
-    writing,
+    writing_checkpoint,
 )
 from slime.run.checkpoint.identity import data_order, describe_model
 from slime.run.checkpoint.read import (
@@ -98,7 +99,7 @@ class CheckpointWriter:
         temporary = self._partial(rollouts_done)
         if temporary in self._being_deleted:
             self.close()
-        with writing(temporary):
+        with writing_checkpoint(temporary):
             replaced = [path for path in self._root.glob(".rollout_*.replaced") if _is_replaced(path)]
             for left in {*self._root.glob(".rollout_*.partial"), *replaced} - self._being_deleted:
                 shutil.rmtree(left, ignore_errors=True)
@@ -138,7 +139,7 @@ class CheckpointWriter:
             "model": self._model,
         }
         final = self._final(rollouts_done)
-        with writing(final):
+        with writing_checkpoint(final):
             write_text(temporary / PLUGINS, [json.dumps(self._plugins, indent=1)])
             write_text(temporary / CONFIG, [self._config.to_toml()])
             others = [path for path in temporary.rglob("*") if path.is_file()]
@@ -252,7 +253,7 @@ def set_aside_later(config: RunConfig, start: Checkpoint) -> Path | None:
         return None
     root = later[0].parent
     aside = next(folder for n in itertools.count(1) if not (folder := root / f"abandoned_{n}").exists())
-    with writing(aside):
+    with writing_checkpoint(aside):
         # First, so that a run which is killed now does not go on from one of them.
         point_latest(root, start.place.name)
         make_folder(aside)
@@ -414,14 +415,9 @@ class Saver:
             self._unfinished = None
         self._writer.close()
 
-    @contextmanager
-    def training_waits(self) -> Iterator[None]:
+    def training_waits(self) -> AbstractContextManager[None]:
         """Count the seconds of the body: training stands still for a checkpoint."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds["time/save"] = self._seconds.get("time/save", 0.0) + time.monotonic() - began
+        return timed(self._seconds, "time/save")
 
     def take_seconds(self) -> dict[str, float]:
         """The metrics of saving since the last call.

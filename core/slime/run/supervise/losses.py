@@ -26,7 +26,7 @@ class Loss:
 
     #: what is raised if it is not restarted
     error: type[SlimeError]
-    #: whether it is started again while the run goes on, with `--use-fault-tolerance`; all others restart the run
+    #: with `--use-fault-tolerance`: whether this process alone is started again while the run goes on, or the whole run
     restarted_alone: bool = False
 
 

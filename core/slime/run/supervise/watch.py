@@ -22,6 +22,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime.errors import DeadlineError, SlimeError
+from slime.run.ray_session import RAY_DAEMONS
 from slime.run.supervise.losses import CAUSES, LOSSES, PartKind
 from slime.run.supervise.processes import HostWatch, Trouble, WatchedProcess
 
@@ -36,7 +37,6 @@ _TROUBLES = ("ended", "stopped", "hung")
 #: a part in trouble, and what makes the message about it
 Found: TypeAlias = tuple[Trouble, Callable[[], str]]
 _NAMES = {"trainer": "trainer rank {}", "engine": "engine {}'s supervisor", "rollout": "the rollout process"}
-_RAY_DAEMONS = {"gcs_server": "Ray's control service (gcs_server)", "raylet": "Ray's node service (raylet)"}
 #: what a node service starts, and does not outlive: when one of them ends, it ends at once with all of its workers
 _RAY_AGENTS = {
     "ray::DashboardAgent": "Ray's dashboard agent (ray::DashboardAgent)",
@@ -237,7 +237,7 @@ def _how_late(found: Found) -> tuple[int, int, bool]:
 def _parts_of_ray(process: psutil.Process) -> Iterator[WatchedProcess]:
     """A daemon of Ray with the agents that it has started; nothing for other processes."""
     with suppress(psutil.Error):
-        if (name := _RAY_DAEMONS.get(process.name())) is not None:
+        if (name := RAY_DAEMONS.get(process.name())) is not None:
             yield WatchedProcess(name, "ray", process.pid)
             for child in process.children():
                 if (agent := _RAY_AGENTS.get(child.name())) is not None:
