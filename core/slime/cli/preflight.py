@@ -198,8 +198,8 @@ def preflight(
 
 
 def _used(run_dir: Path) -> bool:
-    """Whether a folder holds more than what a run leaves that is killed before it has written its configuration."""
-    return any(path.name not in (LOCK, "config.partial") for path in run_dir.iterdir())
+    """Whether a folder holds more than `slime launch` writes, or a run that is killed before its configuration is."""
+    return any(path.name not in (LOCK, "config.partial", "launch") for path in run_dir.iterdir())
 
 
 @contextlib.contextmanager

@@ -1,0 +1,237 @@
+"""`slime launch`: hands a run to a cluster, and asks about it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime.cli.arguments import Arguments
+from slime.errors import ConfigError
+from slime_launch.job import Job, LaunchOptions, Submitted, read_job, submitted, write_launch
+from slime_launch.render import TEMPLATES, render
+from slime_launch.tools import TOOLS, ClusterTool, gres_name, require_nodes
+
+_HELP = """\
+usage: slime launch RUN.toml --on slurm|kuberay|jobset|skypilot|ray-job [options] [-- FLAGS]
+       slime launch RUN_FOLDER --status | --logs | --stop
+
+Write the script or manifest of a run for a cluster into launch/ of its run
+folder, and hand it to the cluster's own tool: sbatch, kubectl, sky or ray. The
+run starts, or goes on where it was (`slime train --resume auto`). FLAGS are
+those of `slime train`.
+
+  --dry-run             print the script or manifest; hand nothing over
+  --status              what the tool says of the run's last job
+  --logs                what it has printed
+  --stop                end it; on Slurm it saves a checkpoint first
+  --nodes N             [as many as the run's GPUs need]
+  --gpus-per-node N     0: the run computes on CPUs
+  --cpus-per-node N     [all, with the memory of the node; on Kubernetes no limit]
+  --job-name NAME       [that of the run]
+  --template FILE       a template of your own, in place of slime's
+  --setup LINE          shell before Ray on each node, such as 'module load cuda'
+  --secret NAME ...     environment variables for the job, such as HF_TOKEN
+
+Slurm:
+  --partition, --account, --time (others: sbatch reads them from SBATCH_...)
+  --singleton           queue behind other jobs of this name
+  --interactive         start the cluster, leave it idle and say how to attach
+  --container pyxis|apptainer, --image IMAGE, --mount FROM:TO ...
+Slurm and JobSet:
+  --interface NAME      the network interface; default: the one with the address
+  --join-timeout-s N    how long to wait for all nodes [600]
+Kubernetes:
+  --image IMAGE, --namespace NAME, --volume CLAIM:PATH ..., --memory AMOUNT
+  --gang kueue|volcano|kai=QUEUE   all pods at once, by this scheduler
+  --retries N           new tries after failures [3]
+SkyPilot:
+  --accelerator NAME    such as H100; --image IMAGE, --volume BUCKET:PATH ...
+Ray job:
+  --address URL         of the cluster's dashboard [RAY_API_SERVER_ADDRESS]
+"""
+_ASKED = ("status", "logs", "stop")
+_KUBERNETES = ("kuberay", "jobset")
+_NODES = ("slurm", "jobset", "kuberay", "skypilot")
+#: the kinds of clusters that an option is for; one that is not here is for all
+_FOR = {
+    "nodes": _NODES,
+    "cpus_per_node": _NODES,
+    "setup": ("slurm", "jobset", "skypilot"),
+    "secret": _NODES,
+    "partition": ("slurm",),
+    "account": ("slurm",),
+    "time": ("slurm",),
+    "singleton": ("slurm",),
+    "interactive": ("slurm",),
+    "container": ("slurm",),
+    "mount": ("slurm",),
+    "interface": ("slurm", "jobset"),
+    "join_timeout_s": ("slurm", "jobset"),
+    "image": ("slurm", *_KUBERNETES, "skypilot"),
+    "namespace": _KUBERNETES,
+    "memory": _KUBERNETES,
+    "gang": _KUBERNETES,
+    "retries": _KUBERNETES,
+    "volume": (*_KUBERNETES, "skypilot"),
+    "accelerator": ("skypilot",),
+    "address": ("ray-job",),
+}
+_WITHOUT_CONTROL = (
+    "partition",
+    "account",
+    "time",
+    "image",
+    "namespace",
+    "memory",
+    "accelerator",
+    "address",
+    "interface",
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; returns its exit code. Raises `ConfigError`."""
+    words, flags = list(argv), []
+    if "--" in words:
+        words, flags = words[: words.index("--")], words[words.index("--") + 1 :]
+    if not words or {"-h", "--help"} & set(words):
+        print(_HELP, end="")
+        return 0 if words else 2
+    stated = _arguments().read(words)
+    asked = [name for name in _ASKED if getattr(stated, name)]
+    if asked:
+        if len(asked) > 1 or stated.on or flags:
+            raise ConfigError(f"--{asked[0]} asks about a job that was launched: slime launch RUN_FOLDER --{asked[0]}")
+        return _answer(stated.run, asked[0])
+    if stated.on is None:
+        raise ConfigError(f"--on is missing: where to run. One of {', '.join(TEMPLATES)}")
+    if stated.run.is_dir():
+        raise ConfigError(
+            f"{stated.run} is a folder; expected a run file (to ask about its job: --status, --logs, --stop)"
+        )
+    job = read_job(stated.run, flags, _options(stated), time.strftime("%Y-%m-%d_%H%M%S"))
+    return _launch(job, TOOLS[stated.on], dry=stated.dry_run)
+
+
+def _arguments() -> Arguments:
+    parser = Arguments("slime launch")
+    parser.add_argument("run", metavar="RUN", type=Path)
+    parser.add_argument("--on", choices=[*TEMPLATES])
+    for name in ("dry-run", *_ASKED, "singleton", "interactive"):
+        parser.add_argument(f"--{name}", action="store_true")
+    for name in ("nodes", "gpus-per-node", "cpus-per-node", "join-timeout-s", "retries"):
+        parser.add_argument(f"--{name}", type=int)
+    for name in ("job-name", *(word.replace("_", "-") for word in _WITHOUT_CONTROL), "gang"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--template", type=Path)
+    parser.add_argument("--container", choices=["pyxis", "apptainer"])
+    for name in ("setup", "secret", "mount", "volume"):
+        parser.add_argument(f"--{name}", action="append", default=[])
+    return parser
+
+
+def _options(stated: Namespace) -> LaunchOptions:
+    """The options of a job. Raises `ConfigError` for one that its kind of cluster does not have, or that is wrong."""
+    known = set(LaunchOptions.__dataclass_fields__)
+    given = {
+        name: value
+        for name, value in vars(stated).items()
+        if name in known and value is not None and value is not False and value != []
+    }
+    for name in given:
+        if stated.on not in _FOR.get(name, TEMPLATES):
+            raise ConfigError(f"--{name.replace('_', '-')} is an option of --on {' and '.join(_FOR[name])}")
+    for name, least in (
+        ("nodes", 1),
+        ("gpus_per_node", 0),
+        ("cpus_per_node", 1),
+        ("join_timeout_s", 1),
+        ("retries", 0),
+    ):
+        if given.get(name, least) < least:
+            raise ConfigError(f"--{name.replace('_', '-')} {given[name]}: expected {least} or more")
+    for name in _WITHOUT_CONTROL:
+        value = given.get(name, "x")
+        if not value or not value.isprintable() or value.split() != [value]:
+            raise ConfigError(f"--{name.replace('_', '-')} {value!r}: expected one word")
+    options = LaunchOptions(**given)
+    if options.on in _KUBERNETES and options.image is None:
+        raise ConfigError(
+            f"--image is missing: pods of --on {options.on} need one with slime (the Dockerfile builds it)"
+        )
+    if (options.container is None) != (options.image is None) and options.on == "slurm":
+        raise ConfigError("--container and --image belong together: what starts containers, and which one")
+    if options.mount and options.container is None:
+        raise ConfigError("--mount is for --container")
+    if options.gang is not None and not all(_gang(options.gang)):
+        raise ConfigError(f"--gang {options.gang!r}: expected SCHEDULER=QUEUE, with kueue, volcano or kai")
+    if options.on == "skypilot" and options.gpus_per_node and options.accelerator is None:
+        raise ConfigError("--accelerator is missing: which GPU, such as H100 (`sky show-gpus` lists them)")
+    return options
+
+
+def _gang(stated: str) -> tuple[bool, bool]:
+    scheduler, _, queue = stated.partition("=")
+    return scheduler in ("kueue", "volcano", "kai"), bool(queue) and queue.isprintable() and queue.split() == [queue]
+
+
+def _launch(job: Job, tool: ClusterTool, *, dry: bool) -> int:
+    job.secrets()  # a missing one is found before anything is written
+    options = job.options
+    if options.on == "slurm" and not options.interactive and not job.in_container:
+        _check(job)
+    gres = None
+    if options.on == "slurm":
+        require_nodes(options.partition, job.nodes)
+        gres = gres_name(options.partition, job.gpus_per_node) if job.gpus_per_node else None
+    text = render(job, gres)
+    if dry:
+        print(text, end="")
+        return 0
+    earlier = submitted(job.run_dir)
+    if earlier is not None and not options.singleton and TOOLS[earlier.on].goes_on(TOOLS[earlier.on].state(earlier)):
+        queue = "; --singleton queues another behind it" if options.on == "slurm" else ""
+        raise ConfigError(
+            f"the run {job.run_dir} has a job that has not ended: {earlier.id} on {earlier.on}. Wait, or end it with"
+            f" `slime launch {job.run_dir} --stop`{queue}"
+        )
+    script = write_launch(job, TEMPLATES[options.on], text)
+    done = Submitted(
+        options.on, tool.submit(job, script), job.name, str(job.launch), options.namespace, options.address
+    )
+    done.write()
+    print(f"job {done.id} on {done.on}: {script}")
+    print(f"to ask about it: slime launch {job.run_dir} --status (or --logs, --stop)")
+    if options.interactive:
+        print(f"when it runs, {job.launch}/attempt_{done.id}_0/head has the address for --ray-address. To attach:")
+        print(f"  srun --jobid={done.id} --overlap --nodes=1 --pty bash")
+        print(f"  set -a; . {job.launch}/secrets.env; set +a  # the key of its Ray")
+    return 0
+
+
+def _check(job: Job) -> None:
+    """The checks of `slime train --dry-run`: what they refuse would be refused after hours in a queue."""
+    from slime.cli import train
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        train.run([*job.command(str(job.source))[2:], "--ray-address", "auto", "--dry-run"])
+
+
+def _answer(run: Path, asked: str) -> int:
+    """Print what the tool says of the last job of a run folder."""
+    run_dir = run if run.is_dir() else None
+    job = None if run_dir is None else submitted(run_dir)
+    if job is None or run_dir is None:
+        raise ConfigError(f"{run} is not the folder of a run that `slime launch` has launched (outputs/NAME)")
+    tool = TOOLS[job.on]
+    if asked == "logs":
+        print(tool.logs(job))
+    elif asked == "status":
+        print(f"job {job.id} on {job.on}: {tool.state(job)}")
+    else:
+        print(f"job {job.id} on {job.on}: {tool.stop(job)}")
+    return 0

@@ -1,0 +1,349 @@
+"""What a job is: a run, the nodes that it gets, and the files of its launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slime.config import RunConfig, config_problems, read_config, resolve
+from slime.config.assemble import stop_on
+from slime.errors import ConfigError, PreemptedError, writing
+from slime.errors.redaction import places_of_mark
+
+#: the folder of a launch in its run folder
+FOLDER = "launch"
+_RECORD = "job.json"
+_SECRETS = "secrets.env"
+#: seconds between what `--preemption-timeout-s` grants and the moment when the cluster kills
+_MARGIN_S = 30
+#: where pods and cloud machines find the run file
+MOUNTED = "/etc/slime"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
+_NAMES = {
+    "slurm": (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}").fullmatch, "letters, digits, '.', '_' and '-'"),
+    "ray-job": (re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}").fullmatch, "letters, digits, '.', '_' and '-'"),
+    # The names of pods are made from it, and have at most 63 characters.
+    "kuberay": (
+        re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?").fullmatch,
+        "up to 40 of a-z, 0-9 and '-', from a letter",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What the command line says of a job. A field that is None or empty was not given."""
+
+    on: str
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    cpus_per_node: int | None = None
+    memory: str | None = None
+    job_name: str | None = None
+    template: Path | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    singleton: bool = False
+    interactive: bool = False
+    interface: str | None = None
+    join_timeout_s: int = 600
+    container: str | None = None
+    image: str | None = None
+    mount: Sequence[str] = ()
+    namespace: str | None = None
+    volume: Sequence[str] = ()
+    gang: str | None = None
+    retries: int = 3
+    accelerator: str | None = None
+    address: str | None = None
+    setup: Sequence[str] = ()
+    secret: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run on a cluster."""
+
+    options: LaunchOptions
+    config: RunConfig
+    #: the run file, as it is here
+    source: Path
+    #: the words of `slime train` behind the run file
+    words: Sequence[str]
+    name: str
+    nodes: int
+    gpus_per_node: int
+    #: when it was launched: Ray wants another name for each try
+    stamp: str
+    #: what reads the environment, for tests to replace
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder that remembers the launch: that of the run, if the nodes have the files of this machine."""
+        return Path(os.path.abspath(self.config.run.output_dir if self.shares_files else "outputs"), self.run_name)
+
+    @property
+    def run_name(self) -> str:
+        """The run's name."""
+        assert self.config.run.run_name is not None
+        return self.config.run.run_name
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether the nodes have the files of this machine, under the same paths."""
+        return self.options.on in ("slurm", "ray-job")
+
+    @property
+    def launch_there(self) -> str:
+        """The folder of a launch, as the nodes see it."""
+        return str(self.launch) if self.shares_files else f"{self.config.run.output_dir}/{self.run_name}/{FOLDER}"
+
+    @property
+    def launch(self) -> Path:
+        """The folder of what is written here."""
+        return self.run_dir / FOLDER
+
+    @property
+    def in_container(self) -> bool:
+        """Whether slime is that of an image."""
+        return self.options.image is not None
+
+    def command(self, run_file: str) -> list[str]:
+        """The words of `slime train`, which starts the run or goes on with it."""
+        program = "slime" if self.in_container else str(Path(sys.executable).with_name("slime"))
+        named = ["--run-name", self.run_name, "--device", self.config.device]
+        return [program, "train", run_file, *self.words, *named, "--resume", "auto"]
+
+    def tool(self, name: str) -> str:
+        """A program of slime's environment, as the shell is to call it."""
+        return name if self.in_container else shlex.quote(str(Path(sys.executable).with_name(name)))
+
+    @property
+    def signal_s(self) -> int:
+        """How long before the end of its time the run is asked to save."""
+        return int(self.config.checkpoint.preemption_timeout_s) + _MARGIN_S
+
+    def secrets(self) -> dict[str, str]:
+        """The variables of `--secret`, with their values. Raises `ConfigError`."""
+        found = {}
+        for name in self.options.secret:
+            if not _VARIABLE(name):
+                raise ConfigError(f"--secret {name!r}: expected the name of an environment variable, without its value")
+            if not (value := self.environment.get(name)):
+                raise ConfigError(f"--secret {name}: this variable is not set here. Set it, or drop the option")
+            found[name] = value
+        return found
+
+
+def read_job(run_file: Path, words: Sequence[str], options: LaunchOptions, stamp: str) -> Job:
+    """Read a run, and what it needs.
+
+    Args:
+        run_file: The run file.
+        words: Flags of `slime train`.
+        options: Those of the launch.
+        stamp: The time, which names the run if it has no name.
+
+    Raises:
+        ConfigError: The run, the name of the job or the number of its nodes is wrong.
+    """
+    for own in ("--ray-address", "--resume", "--device", "--dry-run"):
+        if any(word.partition("=")[0] == own for word in words):
+            raise ConfigError(f"{own} among the flags of `slime train`: `slime launch` sets it itself. Drop it")
+    _require_no_secrets(read_config(words), "the flags, which others see on the command line, have")
+    stated = read_config([str(run_file), *words])
+    if options.on in ("kuberay", "jobset"):
+        _require_no_secrets(stated, f"{run_file}, which goes into the manifest, has")
+    gpus = _gpus(options, stated)
+    stated = stated.with_options("run", run_name=stated.run.run_name or stamp)
+    device = "cuda" if gpus else "cpu"
+    config = resolve(stated.with_options("cluster", device=device, ray_address="auto"))
+    stop_on(config_problems(config))
+    name = options.job_name or config.run.run_name or stamp
+    job = Job(
+        options,
+        config,
+        Path(os.path.abspath(run_file)),
+        _without(words, "--run-name"),
+        _checked_name(name, options),
+        _nodes(options, config, gpus),
+        gpus,
+        stamp,
+    )
+    if options.on == "slurm":
+        _require_plain(Path.cwd(), job.launch)
+    if not job.shares_files:
+        _require_kept(config, [path for _, path in pairs(options.volume, "--volume")])
+    return job
+
+
+def _require_plain(*folders: Path) -> None:
+    """Check paths that #SBATCH lines have, where Slurm replaces `%` and gives quotes and spaces a meaning."""
+    for folder in folders:
+        if not str(folder).isprintable() or re.search(r"[\s%\"'\\\\#]", str(folder)):
+            raise ConfigError(
+                f"{folder}: Slurm's scripts cannot have a folder whose name has spaces, quotes, %, # or \\"
+            )
+
+
+def _require_kept(config: RunConfig, volumes: Sequence[str]) -> None:
+    """Check that what a run writes outlives its pods and machines."""
+    kept = {
+        "--output-dir": config.run.output_dir,
+        "--save": config.checkpoint.save,
+        "--save-hf": config.checkpoint.save_hf,
+    }
+    for option, folder in kept.items():
+        if folder is not None and not any(Path(folder).is_relative_to(path) for path in volumes):
+            raise ConfigError(
+                f"{option} {folder} is in no volume ({', '.join(volumes) or 'there is none'}), and would be lost with"
+                f" the job's machines. Mount one, --volume NAME:PATH, and set {option} to a folder in PATH"
+            )
+
+
+def _without(words: Sequence[str], flag: str) -> list[str]:
+    """Words without a flag that takes one value."""
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == flag:
+            skip = True
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+    return kept
+
+
+def _require_no_secrets(config: RunConfig, where: str) -> None:
+    if places := list(places_of_mark(config.model_dump())):
+        raise ConfigError(
+            f"{where} the secret {places[0]}. Put it into an environment variable, and name that: --secret NAME"
+        )
+
+
+def _gpus(options: LaunchOptions, config: RunConfig) -> int:
+    if options.gpus_per_node is not None:
+        return options.gpus_per_node
+    if config.cluster.device == "cpu":
+        return 0
+    raise ConfigError(
+        "--gpus-per-node is missing: how many GPUs each node has (0: the run computes on CPUs). This machine need not"
+        " be like the nodes, so it is not asked"
+    )
+
+
+def _nodes(options: LaunchOptions, config: RunConfig, gpus: int) -> int:
+    trained, engines = config.world_size, 0 if config.cluster.colocate else config.rollout_devices
+    if not config.trains_policy:
+        engines = 0
+    if not gpus:
+        return options.nodes or config.cluster.actor_num_nodes
+    if config.cluster.actor_num_gpus_per_node > gpus:
+        raise ConfigError(
+            f"--actor-num-gpus-per-node {config.cluster.actor_num_gpus_per_node}: the nodes have --gpus-per-node {gpus}"
+        )
+    needed = -(-(trained + engines) // gpus)
+    if options.nodes is not None and options.nodes < needed:
+        raise ConfigError(
+            f"--nodes {options.nodes}: the run needs {trained + engines} GPUs ({trained} for training + {engines} for"
+            f" engines), so {needed} nodes of --gpus-per-node {gpus}"
+        )
+    return options.nodes or needed
+
+
+def _checked_name(name: str, options: LaunchOptions) -> str:
+    matches, rule = _NAMES.get(options.on, _NAMES["kuberay"])
+    if not matches(name):
+        raise ConfigError(
+            f"{'--job-name' if options.job_name else 'the run'} {name!r} cannot name a job of {options.on}: expected"
+            f" {rule}. Give it one with --job-name NAME"
+        )
+    return name
+
+
+# --- the files of a launch -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that was handed to a tool, as its run folder remembers it."""
+
+    on: str
+    id: str
+    job_name: str
+    #: the folder of its files
+    launch: str
+    namespace: str | None = None
+    address: str | None = None
+
+    def write(self) -> None:
+        """Remember it."""
+        _write(Path(self.launch, _RECORD), json.dumps(asdict(self), indent=1) + "\n")
+
+
+def submitted(run_dir: Path) -> Submitted | None:
+    """The last job of a run folder; None if there was none. Raises `ConfigError` if its file is damaged."""
+    path = run_dir / FOLDER / _RECORD
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        return Submitted(**content | {"launch": str(path.parent)})  # it may have been moved
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}). If no job of this run goes on, remove the file") from error
+
+
+def write_launch(job: Job, file: str, text: str) -> Path:
+    """Write the script or manifest, and return its path. Raises `ConfigError` if the folder cannot be written to."""
+    try:
+        job.launch.mkdir(parents=True, exist_ok=True)
+        _write(job.launch / file, text)
+    except OSError as error:
+        raise ConfigError(f"{job.launch} cannot be written to: {error.strerror}") from error
+    return job.launch / file
+
+
+def write_secrets(job: Job) -> None:
+    """Write what only this user may read: the run's secrets, and the token that Ray's processes ask each other for."""
+    values = job.secrets() | ray_token()
+    path = job.launch / _SECRETS
+    partial = path.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+        file.write("".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items()))
+    partial.replace(path)
+
+
+def ray_token() -> dict[str, str]:
+    """A new token of a Ray cluster."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def _write(path: Path, text: str) -> None:
+    with writing(path):
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+
+
+def pairs(words: Sequence[str], option: str) -> Iterator[tuple[str, str]]:
+    """The two parts of each `A:B`. Raises `ConfigError`."""
+    for word in words:
+        first, colon, second = word.rpartition(":")
+        if not (first and colon and second.startswith("/")):
+            raise ConfigError(f"{option} {word!r}: expected NAME:PATH, with the absolute path where it appears")
+        yield first, second
+
+
+#: the exit code of a run that has saved because it was asked to end
+PREEMPTED = PreemptedError.exit_code

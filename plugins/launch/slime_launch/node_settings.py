@@ -1,0 +1,109 @@
+"""Run on each node before Ray: prints, for the shell, its address and the interfaces and devices that libraries use."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+INFINIBAND = Path("/sys/class/infiniband")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m slime_launch.node_settings --head [HOST:PORT] [--interface NAME]`; returns the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--head", default="", help="of Ray; empty on the first node")
+    parser.add_argument("--interface")
+    stated = parser.parse_args(argv)
+    addresses = addresses_by_interface()
+    try:
+        address, interface = choose(addresses, stated.interface, stated.head)
+    except LookupError as error:
+        print(f"slime launch: {error.args[0]}", file=sys.stderr)
+        return 1
+    found = {"SLIME_NODE_ADDRESS": address}
+    found |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
+    if devices := active_infiniband(INFINIBAND):
+        found["NCCL_IB_HCA"] = f"={','.join(devices)}"
+    print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.items()))
+    return 0
+
+
+def addresses_by_interface() -> dict[str, list[str]]:
+    """The IPv4 addresses of each interface that is up, loopback left out."""
+    import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    return {
+        name: [one.address for one in found if one.family == socket.AF_INET]
+        for name, found in psutil.net_if_addrs().items()
+        if name in up and name != "lo"
+    }
+
+
+def choose(addresses: Mapping[str, Sequence[str]], interface: str | None, head: str) -> tuple[str, str]:
+    """The address of this node that others reach, and the interface that has it.
+
+    On the first node it is that of its name, unless the name stands for loopback, as Debian has it; on the others, the
+    one from which the first node is reached.
+
+    Raises:
+        LookupError: There is none.
+    """
+    owner = {address: name for name, found in addresses.items() for address in found}
+    if interface is not None:
+        if not addresses.get(interface):
+            raise LookupError(f"--interface {interface} has no IPv4 address here; there are {_listed(addresses)}")
+        return addresses[interface][0], interface
+    candidates = [_source_of_route_to(head.rpartition(":")[0])] if head else _addresses_of_name()
+    address = next((one for one in candidates if one in owner), next(iter(owner), None))
+    if address is None:
+        raise LookupError(f"no network interface but loopback has an IPv4 address here: {_listed(addresses)}")
+    return address, owner[address]
+
+
+def _listed(addresses: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{name} ({', '.join(found) or 'no address'})" for name, found in addresses.items()) or "none"
+
+
+def _source_of_route_to(host: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 1))  # sends nothing
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def _addresses_of_name() -> list[str]:
+    try:
+        return [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    except OSError:
+        return []
+
+
+def active_infiniband(root: Path) -> list[str]:
+    """InfiniBand devices with a port that is up. RDMA over Ethernet is left out: which of its ports to use depends on
+    the network, and NCCL chooses."""
+    return [
+        device.name
+        for device in (sorted(root.iterdir()) if root.is_dir() else ())
+        if any(_is_up(port) for port in sorted(device.glob("ports/*")))
+    ]
+
+
+def _is_up(port: Path) -> bool:
+    try:
+        return (
+            "ACTIVE" in (port / "state").read_text(encoding="utf-8")
+            and (port / "link_layer").read_text(encoding="utf-8").strip() == "InfiniBand"
+        )
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

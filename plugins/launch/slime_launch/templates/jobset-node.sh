@@ -1,0 +1,8 @@
+{% include "node.sh" %}
+attempt={{ launch | sh }}/attempt_${JOBSET}_${RESTART}
+names=$(for ((index = 0; index < {{ nodes }}; index++)); do printf '{{ job_name }}-nodes-0-%d ' "$index"; done)
+rank=$JOB_COMPLETION_INDEX
+name={{ job_name }}-nodes-0-$rank
+mkdir -p "$attempt"
+export attempt names rank name
+node

@@ -1,0 +1,89 @@
+{#- What every node of a cluster runs that has a shared folder and no Ray of its own: the same on all of them, in no order.
+    Variables of the script that includes it: rank, name, names, attempt. -#}
+fail() {
+  echo "slime launch: node ${name:-?}: $*" >&2
+  exit 1
+}
+
+node() {
+  set -euo pipefail
+{%- for path, lack in readable %}
+  [ -r {{ path | sh }} ] || fail {{ (path ~ " cannot be read here: " ~ lack) | sh }}
+{%- endfor %}
+  cd {{ folder | sh }} || fail "no such folder here"
+  ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -H -n)"
+{%- for line in setup %}
+  {{ line }}
+{%- endfor %}
+  local head='' ray port code=0 places
+  if [ "$rank" -gt 0 ]; then
+    until [ -s "$attempt/head" ]; do
+      [ "$SECONDS" -lt {{ join_timeout_s }} ] || fail "the first node did not start Ray within {{ join_timeout_s }} s: its log is in $attempt"
+      sleep 1
+    done
+    head=$(<"$attempt/head")
+  fi
+  # The address that the others reach, the interface that has it, and the InfiniBand devices that are up.
+  places=$({{ python }} -m slime_launch.node_settings{{ (" --interface " ~ (interface | sh)) if interface else "" }} --head "$head") || fail "see above"
+  eval "$places"
+  RAY_TMPDIR=$(mktemp -d /tmp/slime-ray-XXXXXX)
+  export RAY_TMPDIR
+  set -- --node-ip-address="$SLIME_NODE_ADDRESS" --node-name="$name" --temp-dir="$RAY_TMPDIR" --disable-usage-stats --block
+{%- if gpus_per_node %}
+  set -- "$@" --num-gpus={{ gpus_per_node }}
+{%- endif %}
+  if [ "$rank" -eq 0 ]; then
+    # Below the ports that systems hand out, and another one for each job.
+    port=$((20000 + ${SLURM_JOB_ID:-0} % 10000))
+    {{ ray }} start --head --port="$port" --include-dashboard=false "$@" &
+    ray=$!
+    until (: <"/dev/tcp/$SLIME_NODE_ADDRESS/$port") 2>/dev/null; do
+      kill -0 "$ray" 2>/dev/null || fail "Ray did not start: see above"
+      [ "$SECONDS" -lt {{ join_timeout_s }} ] || fail "Ray did not start within {{ join_timeout_s }} s"
+      sleep 1
+    done
+    head=$SLIME_NODE_ADDRESS:$port
+    echo "$head" >"$attempt/head.partial"
+    mv "$attempt/head.partial" "$attempt/head"
+    lead "$head" || code=$?
+    echo "$code" >"$attempt/ended.partial"
+    mv "$attempt/ended.partial" "$attempt/ended"
+  else
+    {{ ray }} start --address="$head" "$@" &
+    ray=$!
+    until [ -e "$attempt/ended" ]; do
+      kill -0 "$ray" 2>/dev/null || fail "Ray has ended here: see above"
+      sleep 1
+    done
+  fi
+  kill "$ray" 2>/dev/null || true
+  wait "$ray" || true
+  rm -rf "$RAY_TMPDIR"
+  return "$code"
+}
+
+# The first node: wait for the others, then run. A file named `stop` asks the run to save and to end.
+lead() {
+  local head=$1{% if not interactive %} run code=0{% endif %}
+  # shellcheck disable=SC2086 # one word each
+  {{ python }} -m slime_launch.wait_for_nodes "$head" --timeout-s {{ join_timeout_s }} $names || return 1
+{%- if interactive %}
+  echo "slime launch: the cluster $head is ready and idle; 'touch $attempt/stop' ends it"
+  until [ -e "$attempt/stop" ]; do sleep 1; done
+{%- else %}
+  {{ train | shlex }} --ray-address "$head"{% if train_log %} >>"$attempt/train.log" 2>&1{% endif %} &
+  run=$!
+  while kill -0 "$run" 2>/dev/null; do
+    if [ -e "$attempt/stop" ]; then
+      kill -TERM "$run" 2>/dev/null || true
+      break
+    fi
+    sleep 1
+  done
+  wait "$run" || code=$?
+{%- if train_log %}
+  [ "$code" -eq 0 ] || tail -n 20 "$attempt/train.log" >&2
+{%- endif %}
+  return "$code"
+{%- endif %}
+}

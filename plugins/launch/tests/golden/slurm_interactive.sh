@@ -1,0 +1,124 @@
+#!/bin/bash
+# Written by `slime launch`: Ray on all nodes, and `slime train` on the first one.
+#SBATCH --job-name=first
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --gres=gpu:8
+#SBATCH --requeue
+# To this script alone, in time to save: Ray's processes would end by SIGTERM before the run has saved.
+#SBATCH --signal=B:TERM@330
+#SBATCH --chdir=/home/me
+#SBATCH --output=/data/outputs/first/launch/slurm.log
+#SBATCH --open-mode=append
+# Nothing else of the environment is kept with the job: keys are in a file that only you can read.
+#SBATCH --export=HOME,PATH,USER,LANG
+# shellcheck disable=SC2154,SC2317,SC2329 # functions for the shells of the nodes
+set -euo pipefail
+export SLURM_EXPORT_ENV=ALL
+
+fail() {
+  echo "slime launch: node ${name:-?}: $*" >&2
+  exit 1
+}
+
+node() {
+  set -euo pipefail
+  [ -r /data/outputs/first/launch/slurm.sh ] || fail '/data/outputs/first/launch/slurm.sh cannot be read here: --output-dir has to be in a folder that all nodes share'
+  [ -r /home/me/run.toml ] || fail '/home/me/run.toml cannot be read here: the run file has to be in a folder that all nodes share'
+  cd /home/me || fail "no such folder here"
+  ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -H -n)"
+  local head='' ray port code=0 places
+  if [ "$rank" -gt 0 ]; then
+    until [ -s "$attempt/head" ]; do
+      [ "$SECONDS" -lt 600 ] || fail "the first node did not start Ray within 600 s: its log is in $attempt"
+      sleep 1
+    done
+    head=$(<"$attempt/head")
+  fi
+  # The address that the others reach, the interface that has it, and the InfiniBand devices that are up.
+  places=$(/venv/bin/python -m slime_launch.node_settings --head "$head") || fail "see above"
+  eval "$places"
+  RAY_TMPDIR=$(mktemp -d /tmp/slime-ray-XXXXXX)
+  export RAY_TMPDIR
+  set -- --node-ip-address="$SLIME_NODE_ADDRESS" --node-name="$name" --temp-dir="$RAY_TMPDIR" --disable-usage-stats --block
+  set -- "$@" --num-gpus=8
+  if [ "$rank" -eq 0 ]; then
+    # Below the ports that systems hand out, and another one for each job.
+    port=$((20000 + ${SLURM_JOB_ID:-0} % 10000))
+    /venv/bin/ray start --head --port="$port" --include-dashboard=false "$@" &
+    ray=$!
+    until (: <"/dev/tcp/$SLIME_NODE_ADDRESS/$port") 2>/dev/null; do
+      kill -0 "$ray" 2>/dev/null || fail "Ray did not start: see above"
+      [ "$SECONDS" -lt 600 ] || fail "Ray did not start within 600 s"
+      sleep 1
+    done
+    head=$SLIME_NODE_ADDRESS:$port
+    echo "$head" >"$attempt/head.partial"
+    mv "$attempt/head.partial" "$attempt/head"
+    lead "$head" || code=$?
+    echo "$code" >"$attempt/ended.partial"
+    mv "$attempt/ended.partial" "$attempt/ended"
+  else
+    /venv/bin/ray start --address="$head" "$@" &
+    ray=$!
+    until [ -e "$attempt/ended" ]; do
+      kill -0 "$ray" 2>/dev/null || fail "Ray has ended here: see above"
+      sleep 1
+    done
+  fi
+  kill "$ray" 2>/dev/null || true
+  wait "$ray" || true
+  rm -rf "$RAY_TMPDIR"
+  return "$code"
+}
+
+# The first node: wait for the others, then run. A file named `stop` asks the run to save and to end.
+lead() {
+  local head=$1
+  # shellcheck disable=SC2086 # one word each
+  /venv/bin/python -m slime_launch.wait_for_nodes "$head" --timeout-s 600 $names || return 1
+  echo "slime launch: the cluster $head is ready and idle; 'touch $attempt/stop' ends it"
+  until [ -e "$attempt/stop" ]; do sleep 1; done
+}
+
+name=$SLURMD_NODENAME
+[ -r /data/outputs/first/launch/slurm.sh ] || fail '/data/outputs/first/launch/slurm.sh cannot be read here: --output-dir has to be in a folder that all nodes share'
+[ -r /home/me/run.toml ] || fail '/home/me/run.toml cannot be read here: the run file has to be in a folder that all nodes share'
+set -a
+# shellcheck disable=SC1091 # made beside this script
+. /data/outputs/first/launch/secrets.env
+set +a
+attempt=/data/outputs/first/launch/attempt_${SLURM_JOB_ID}_${SLURM_RESTART_COUNT:-0}
+names=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tr '\n' ' ')
+mkdir -p "$attempt"
+export attempt names
+echo "slime launch: job $SLURM_JOB_ID on $names; logs in $attempt"
+
+requeue=no
+# SIGTERM: the time is nearly over, or another job takes the nodes. SIGUSR1: `slime launch --stop`.
+trap 'requeue=yes; : >"$attempt/stop"' TERM
+trap ': >"$attempt/stop"' USR1
+# shellcheck disable=SC2016 # for the node's shell
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 --output="$attempt/%N.log" \
+  bash -c "$(declare -f fail node lead)"'; rank=$SLURM_PROCID name=$SLURMD_NODENAME; node' &
+step=$!
+code=0
+wait "$step" || code=$?
+while kill -0 "$step" 2>/dev/null; do # a signal ended the wait
+  code=0
+  wait "$step" || code=$?
+done
+if [ -s "$attempt/ended" ]; then
+  code=$(<"$attempt/ended")
+elif [ "$code" -ne 0 ]; then
+  tail -n 20 "$attempt"/*.log >&2 || true
+fi
+echo "slime launch: job $SLURM_JOB_ID ended with $code"
+# 143: the run was asked to end, and has saved. It goes on from there.
+if [ "$code" -eq 143 ] && [ "$requeue" = yes ]; then
+  scontrol requeue "$SLURM_JOB_ID"
+  sleep 60 # until Slurm has ended this attempt
+fi
+exit "$code"

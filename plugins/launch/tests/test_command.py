@@ -1,0 +1,201 @@
+"""`slime launch` with stand-ins of sbatch, kubectl, sky and ray: what they are given, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from plugins.launch.tests.conftest import StandIns
+
+from slime.cli.main import main
+from slime.errors import ClusterError
+from slime_launch import tools
+
+SLURM = ["--on", "slurm", "--gpus-per-node", "8", "--image", "x.sif", "--container", "apptainer"]
+KUBERAY = ["--on", "kuberay", "--gpus-per-node", "8", "--image", "slime:1", "--volume", "claim:/data"]
+SINFO = {"--noheader --format=%n": (0, "n1\nn2\nn3"), "--noheader --format=%G": (0, "gpu:h100:8(S:0-1),nvme:2")}
+
+
+def launched(tmp_path: Path, output: str = "outputs") -> Path:
+    return tmp_path / output / "first" / "launch"
+
+
+@pytest.mark.row("L9")
+def test_slurm_gets_the_script_and_is_asked_about_the_job(
+    own_run_file: Path, tmp_path: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in("sinfo", SINFO)
+    sbatch = stand_in("sbatch", {"--parsable": (0, "4711;cluster")})
+    squeue = stand_in("squeue", {"": (0, "RUNNING None n[1-2]")})
+    scancel = stand_in("scancel", {})
+    assert main(["launch", str(own_run_file), *SLURM]) == 0
+    script = launched(tmp_path) / "slurm.sh"
+    assert sbatch.words() == [f"--parsable {script}"]
+    assert "#SBATCH --gres=gpu:8\n" in script.read_text() and "#SBATCH --nodes=2\n" in script.read_text()
+    assert stat.S_IMODE((launched(tmp_path) / "secrets.env").stat().st_mode) == 0o600
+    assert "job 4711 on slurm" in capsys.readouterr().out
+
+    folder = str(tmp_path / "outputs" / "first")
+    assert main(["launch", folder, "--status"]) == 0
+    assert "RUNNING None n[1-2]" in capsys.readouterr().out
+    # Two jobs with one run folder would wait for each other, or end each other.
+    assert main(["launch", str(own_run_file), *SLURM]) == 2
+    assert "has a job that has not ended: 4711 on slurm" in capsys.readouterr().err
+    assert main(["launch", str(own_run_file), *SLURM, "--singleton"]) == 0
+    assert "#SBATCH --dependency=singleton\n" in script.read_text()
+    assert main(["launch", folder, "--stop"]) == 0
+    assert scancel.words() == ["--signal=USR1 --batch 4711"]
+    assert "--jobs=4711" in squeue.words()[0]
+
+    attempt = launched(tmp_path) / "attempt_4711_10"
+    for number in ("9", "10"):
+        (attempt.with_name(f"attempt_4711_{number}")).mkdir()
+    (attempt / "train.log").write_text("step 3\n")
+    capsys.readouterr()
+    assert main(["launch", folder, "--logs"]) == 0
+    assert "attempt_4711_10/train.log <==\nstep 3" in capsys.readouterr().out
+
+
+def test_a_dry_run_prints_the_script_and_submits_nothing(
+    own_run_file: Path, tmp_path: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in("sinfo", SINFO)
+    sbatch = stand_in("sbatch", {})
+    assert main(["launch", str(own_run_file), *SLURM, "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n")
+    assert sbatch.calls() == [] and not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "line"),
+    [
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            ("--account", "nobody"),
+            "#SBATCH --account=nobody",
+        ),
+        (
+            "sbatch: error: invalid partition specified: gpu",
+            ("--partition", "gpu"),
+            "#SBATCH --partition=gpu",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            (),
+            "#SBATCH --nodes=2",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid",
+            ("--time", "9:0"),
+            "#SBATCH --time=9:0",
+        ),
+    ],
+)
+def test_what_slurm_refuses_is_shown_with_the_line(
+    own_run_file: Path,
+    tmp_path: Path,
+    stand_in: StandIns,
+    capsys: pytest.CaptureFixture[str],
+    said: str,
+    words: tuple[str, ...],
+    line: str,
+) -> None:
+    stand_in("sinfo", {"": (0, "n1\nn2"), "--noheader --format=%G": (0, "(null)")})
+    stand_in("sbatch", {"": (1, said)})
+    assert main(["launch", str(own_run_file), *SLURM, *words]) == 2
+    error = capsys.readouterr().err
+    script = launched(tmp_path) / "slurm.sh"
+    number = script.read_text().splitlines().index(line) + 1
+    assert said in error and f"{script}, line {number}: {line}" in error
+    assert not (launched(tmp_path) / "job.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--nodes", "4"), "--nodes 4: this cluster has 3"),
+        (("--gpus-per-node", "9"), "--gpus-per-node 9: the nodes of this cluster have up to 8"),
+        (("--namespace", "x"), "--namespace is an option of --on kuberay and jobset"),
+        (("--partition", "a b"), "--partition 'a b': expected one word"),
+        (("--partition", "x\n#SBATCH --uid=0"), "expected one word"),
+        (("--nodes", "0"), "--nodes 0: expected 1 or more"),
+        (("--node", "1"), "unknown option '--node'"),
+        (("--on", "pbs"), "invalid choice: 'pbs'"),
+    ],
+)
+def test_wrong_options_are_refused(
+    own_run_file: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    stand_in("sinfo", SINFO)
+    sbatch = stand_in("sbatch", {})
+    assert main(["launch", str(own_run_file), *SLURM, *words]) == 2
+    assert said in capsys.readouterr().err
+    assert sbatch.calls() == []
+
+
+def test_an_unknown_partition_is_answered_with_the_nearest(
+    own_run_file: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in("sinfo", {"--noheader --format=%n": (0, ""), "--noheader --format=%R": (0, "debug\nhopper")})
+    assert main(["launch", str(own_run_file), *SLURM, "--partition", "hoper"]) == 2
+    assert "Slurm has none of this name. Did you mean hopper?" in capsys.readouterr().err
+
+
+def test_without_the_tool_it_is_named(
+    own_run_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["launch", str(own_run_file), *SLURM]) == 2
+    assert "`sinfo` is not installed here" in capsys.readouterr().err
+
+
+def test_a_folder_that_was_not_launched_has_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", str(tmp_path), "--status"]) == 2
+    assert "is not the folder of a run that `slime launch` has launched" in capsys.readouterr().err
+
+
+def test_kubernetes_gets_secrets_by_a_pipe_alone(
+    run_file: Path, tmp_path: Path, stand_in: StandIns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
+    kubectl = stand_in("kubectl", {"--namespace=team get": (0, "RUNNING")})
+    assert main(["launch", str(run_file), *KUBERAY, "--secret", "HF_TOKEN", "--namespace", "team"]) == 0
+    manifest = launched(tmp_path) / "kuberay.yaml"
+    assert kubectl.words() == ["apply --server-side --filename=-", f"create --filename={manifest}"]
+    secret = json.loads(kubectl.calls()[0]["stdin"])
+    assert secret["kind"] == "Secret" and secret["stringData"] == {"HF_TOKEN": "hf_do_not_tell"}
+    assert secret["metadata"] == {"name": "first-secrets", "namespace": "team"}
+    written = "".join(path.read_text() for path in launched(tmp_path).iterdir())
+    assert "hf_do_not_tell" not in written + "".join(kubectl.words())
+    assert main(["launch", str(tmp_path / "outputs" / "first"), "--stop"]) == 0
+    assert kubectl.words()[-1].endswith("rayjob/first configmap/first secret/first-secrets")
+
+
+def test_an_unknown_namespace_is_shown_with_its_line(
+    run_file: Path, tmp_path: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = 'Error from server (NotFound): error when creating "kuberay.yaml": namespaces "tem" not found'
+    stand_in("kubectl", {"create": (1, said)})
+    assert main(["launch", str(run_file), *KUBERAY, "--namespace", "tem"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and f"{launched(tmp_path) / 'kuberay.yaml'}, line 6: namespace: tem" in error
+
+
+def test_sky_gets_secrets_by_its_environment(
+    run_file: Path, tmp_path: Path, stand_in: StandIns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
+    sky = stand_in("sky", {})
+    words = ["--gpus-per-node", "8", "--accelerator", "H100", "--volume", "s3://bucket:/data", "--secret", "HF_TOKEN"]
+    assert main(["launch", str(run_file), "--on", "skypilot", *words]) == 0
+    file = launched(tmp_path) / "skypilot.yaml"
+    secrets = "--secret HF_TOKEN --secret RAY_AUTH_TOKEN"
+    assert sky.words() == [f"launch --cluster first --detach-run --yes {secrets} {file}"]
+    assert sky.calls()[0]["token"] and "hf_do_not_tell" not in file.read_text()
+
+
+def test_a_tool_that_does_not_answer_is_given_up() -> None:
+    with pytest.raises(ClusterError, match=r"`sleep` has not answered for 0\.1 s: sleep 60"):
+        tools.call(["sleep", "60"], timeout_s=0.1)

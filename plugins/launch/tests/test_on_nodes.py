@@ -1,0 +1,71 @@
+"""What runs on the nodes: which address and interface, which InfiniBand devices, who is missing."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from slime_launch.node_settings import active_infiniband, addresses_by_interface, choose, main
+from slime_launch.wait_for_nodes import wait_for
+
+TWO = {"eth0": ["10.1.0.5"], "ib0": ["10.2.0.5"], "eth1": []}
+
+
+def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+
+
+def test_the_first_node_takes_the_address_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    named(monkeypatch, "10.2.0.5")
+    assert choose(TWO, None, "") == ("10.2.0.5", "ib0")
+
+
+def test_a_name_that_stands_for_loopback_or_another_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    named(monkeypatch, "127.0.1.1", "192.0.2.1")
+    assert choose(TWO, None, "") == ("10.1.0.5", "eth0")
+
+
+def test_the_others_take_the_address_from_which_they_reach_the_first() -> None:
+    own = addresses_by_interface()
+    if not own or not any(own.values()):
+        pytest.skip("this machine has no network interface but loopback")
+    address, interface = next((found[0], name) for name, found in own.items() if found)
+    assert choose({"other0": ["203.0.113.9"], **own}, None, f"{address}:20000") == (address, interface)
+
+
+def test_an_interface_may_be_named() -> None:
+    assert choose(TWO, "ib0", "") == ("10.2.0.5", "ib0")
+    with pytest.raises(LookupError, match=r"--interface eth1 has no IPv4 address here; there are eth0 \(10.1.0.5\)"):
+        choose(TWO, "eth1", "")
+
+
+def test_a_node_without_a_network_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(LookupError, match="but loopback"):
+        choose({}, None, "")
+    assert main(["--interface", "none0"]) == 1
+    assert "--interface none0 has no IPv4 address here" in capsys.readouterr().err
+
+
+def test_infiniband_devices_that_are_up_are_found(tmp_path: Path) -> None:
+    for device, state, layer in (
+        ("mlx5_0", "4: ACTIVE", "InfiniBand"),
+        ("mlx5_1", "1: DOWN", "InfiniBand"),
+        ("mlx5_2", "4: ACTIVE", "Ethernet"),
+        ("mlx5_3", "4: ACTIVE", "InfiniBand"),
+    ):
+        port = tmp_path / device / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
+        (port / "link_layer").write_text(f"{layer}\n")
+    (tmp_path / "mlx5_4" / "ports" / "1").mkdir(parents=True)
+    assert active_infiniband(tmp_path) == ["mlx5_0", "mlx5_3"]
+    assert active_infiniband(tmp_path / "none") == []
+
+
+def test_nodes_that_do_not_come_are_named() -> None:
+    seen = iter([set(), {"a"}, {"a", "b"}])
+    assert wait_for(["a", "b"], lambda: next(seen), timeout_s=60) == []
+    assert wait_for(["a", "b", "c"], lambda: {"b"}, timeout_s=0) == ["a", "c"]

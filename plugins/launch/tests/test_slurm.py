@@ -1,0 +1,137 @@
+"""Slurm's own daemons take a run to its end: submitted, stopped, requeued before its time is over, and continued."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plugins.launch.tests.slurm_cluster import SlurmCluster, slurm_cluster, wait_until
+from tests.support.tiny_models import make_tiny_model
+
+pytestmark = [pytest.mark.nightly, pytest.mark.engine, pytest.mark.timeout(1800)]
+
+RUN = """\
+[data]
+prompt-data = "{folder}/prompts.jsonl"
+[checkpoint]
+hf-checkpoint = "{model}"
+save-interval = 1
+preemption-timeout-s = 120
+[rollout]
+num-rollout = {rollouts}
+rollout-batch-size = 4
+n-samples-per-prompt = 2
+rollout-max-response-len = 8
+[reward]
+name = "exact_match"
+[estimator]
+name = "grpo"
+[algorithm]
+entropy-coef = 0.1
+[megatron]
+lr = 1e-3
+[sglang]
+max-total-tokens = 16384
+[run]
+run-name = "{name}"
+"""
+SLIME = str(Path(sys.executable).with_name("slime"))
+#: both nodes, on CPUs
+ON = ("--on", "slurm", "--gpus-per-node", "0", "--nodes", "2", "--cpus-per-node", "2")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    folder = tmp_path_factory.mktemp("slurm")
+    with slurm_cluster(2, folder / "daemons") as cluster:
+        (folder / "prompts.jsonl").write_text(
+            "".join(json.dumps({"prompt": f"q{number:03d}", "label": "a"}) + "\n" for number in range(64))
+        )
+        make_tiny_model(folder / "model", "qwen3", seed=0)
+        yield cluster
+
+
+def launch(slurm: SlurmCluster, name: str, rollouts: int, *words: str) -> Path:
+    """Launch a run, and return its folder."""
+    folder = slurm.folder.parent
+    file = folder / f"{name}.toml"
+    file.write_text(RUN.format(folder=folder, model=folder / "model", name=name, rollouts=rollouts))
+    done = slurm.call(SLIME, "launch", str(file), *ON, *words, where=folder)
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"job \d+ on slurm", done.stdout)
+    return folder / "outputs" / name
+
+
+def steps(run: Path) -> list[int]:
+    path = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return [row["step"] for row in rows if "time/step" in row]
+
+
+def asked(slurm: SlurmCluster, run: Path, what: str) -> str:
+    done = slurm.call(SLIME, "launch", str(run), what)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_run_is_stopped_after_it_has_saved_and_goes_on_to_its_end(slurm: SlurmCluster) -> None:
+    run = launch(slurm, "one", 4)
+    show = lambda: slurm.states() + asked(slurm, run, "--logs")  # noqa: E731 - of this run
+    wait_until(lambda: steps(run), 600, "step", show)
+    assert "RUNNING" in asked(slurm, run, "--status") or steps(run) == [1, 2, 3, 4]
+    asked(slurm, run, "--stop")
+    wait_until(lambda: "RUNNING" not in asked(slurm, run, "--status"), 300, "end", show)
+    logs = asked(slurm, run, "--logs")
+    assert "slime: SIGTERM: saving a checkpoint after this step" in logs and "ended with 143" in logs
+    reached = steps(run)
+    assert (run / "checkpoints" / "latest").is_file()
+
+    launch(slurm, "one", 4)
+    wait_until(lambda: steps(run)[-1:] == [4], 600, "last step", show)
+    wait_until(lambda: "COMPLETED" in asked(slurm, run, "--status"), 300, "end", show)
+    assert steps(run) == [1, 2, 3, 4] and reached == steps(run)[: len(reached)]
+    # Both nodes had a part in it, in this order or the other.
+    (first, *_) = sorted((run / "launch").glob("attempt_*"))
+    assert {path.name for path in first.glob("node-*.log")} == {"node-0.log", "node-1.log"}
+
+
+def test_a_signal_before_the_end_of_its_time_requeues_it(slurm: SlurmCluster) -> None:
+    run = launch(slurm, "two", 5)
+    show = lambda: slurm.states() + asked(slurm, run, "--logs")  # noqa: E731 - of this run
+    wait_until(lambda: steps(run), 600, "step", show)
+    number = json.loads((run / "launch" / "job.json").read_text())["id"]
+    # As Slurm sends it `--signal` before the end.
+    assert slurm.call("scancel", "--signal=TERM", "--batch", number).returncode == 0
+    wait_until(lambda: "PENDING" in asked(slurm, run, "--status"), 300, "requeued job", show)
+    reached = steps(run)
+    assert 1 <= len(reached) < 5
+    # Slurm holds back what was requeued for two minutes.
+    slurm.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+    wait_until(lambda: "COMPLETED" in asked(slurm, run, "--status"), 900, "end of the second attempt", show)
+    assert steps(run) == [1, 2, 3, 4, 5]
+    assert {path.name for path in (run / "launch").glob("attempt_*")} == {f"attempt_{number}_0", f"attempt_{number}_1"}
+
+
+def test_a_node_that_does_not_join_is_named(slurm: SlurmCluster) -> None:
+    # A setup that fails on one node alone, and would otherwise leave the job waiting.
+    words = ("--join-timeout-s", "60", "--setup", '[ "$rank" -eq 0 ] || sleep 600')
+    run = launch(slurm, "three", 2, *words)
+    wait_until(lambda: "FAILED" in asked(slurm, run, "--status"), 400, "end", slurm.states)
+    logs = asked(slurm, run, "--logs")
+    assert "1 of 2 nodes have not joined the Ray cluster" in logs and "within 60 s: node-1" in logs
+
+
+def test_more_nodes_and_unknown_partitions_are_refused(slurm: SlurmCluster) -> None:
+    folder = slurm.folder.parent
+    (folder / "four.toml").write_text(RUN.format(folder=folder, model=folder / "model", name="four", rollouts=2))
+    for words, said in (
+        (("--nodes", "9"), "--nodes 9: this cluster has 2"),
+        (("--partition", "tin"), "--partition tin: Slurm has none of this name. Did you mean tiny?"),
+        (("--time", "90:00:00"), "#SBATCH --time=90:00:00"),
+    ):
+        done = slurm.call(SLIME, "launch", "four.toml", *ON, *words, where=folder)
+        assert done.returncode == 2 and said in done.stderr, done.stdout + done.stderr
