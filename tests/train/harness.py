@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from slime.config import RunConfig
 from slime.config.run_config import SECTIONS
 from slime.plugin import Advantages, EstimatorBatch
 from slime.rollout.train_batch import Ragged, TrainBatch
-from slime.testing.ranks import RankLauncher, run_ranks
+from slime.testing.ranks import PRELOADED, RankLauncher, run_ranks
 from slime.train.micro_batches import PrefixGroup
 
 __all__ = ["Centred", "RankLauncher", "alone", "make_batch", "make_config", "run_ranks"]
+
+multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, "tests.support.preloaded"])
 
 
 def make_config(

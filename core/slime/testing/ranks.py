@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 #: the last is imported by the first optimizer of a process, in more time than all else that a forked rank does
-_CONTEXT.set_forkserver_preload(["slime.train.rank", "slime.train.checkpoint_io", "torch._dynamo"])
+PRELOADED = ("slime.train.rank", "slime.train.checkpoint_io", "torch._dynamo")
+_CONTEXT.set_forkserver_preload(list(PRELOADED))
 #: seconds that a rank has to end once it has answered
 _ENDING_S = 60.0
 
