@@ -1,4 +1,7 @@
-"""However a run ends, it leaves no processes and prints the reason."""
+"""However a run ends, it leaves no processes and prints the reason.
+
+A driver that is killed: `test_runs.py`, which continues its run.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +53,6 @@ def test_an_interruption_while_processes_start_leaves_nothing(
     assert ("Ctrl-C" in run.output) == (signum == signal.SIGINT), run.output
     assert run.left_over() == []
     assert "Traceback" not in run.output
-
-
-def test_a_killed_driver_leaves_no_processes(slime_train: Start) -> None:
-    run = slime_train("--num-rollout", "100000")
-    run.wait_for_output(r"\b1/\d")
-    run.process.kill()
-    run.process.wait(60)
-    assert run.left_over() == []
 
 
 @pytest.mark.row("T2")
