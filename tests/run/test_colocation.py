@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slime.config.options import ClusterOptions
 from slime.run import colocation
 from slime.run.colocation import AFTER_SENDING, BEFORE_SENDING, TO_TRAINER, ColocatedRun
 from slime.run.placement import Placement, engines_on_ranks
@@ -71,9 +72,12 @@ class Recorder:
 class Turns(ColocatedRun):
     """A run without processes."""
 
-    def __init__(self, recorder: Any, *, shares: bool = True, transport: str = "tensor") -> None:
-        sync = SimpleNamespace(update_weight_transport=transport)
-        self.config: Any = SimpleNamespace(on_gpu=False, sync=sync, num_rollout=None)
+    def __init__(
+        self, recorder: Any, *, shares: bool = True, transport: str = "tensor", train: bool = True, rollout: bool = True
+    ) -> None:
+        sync, cluster = SimpleNamespace(update_weight_transport=transport), ClusterOptions()
+        cluster = cluster.model_copy(update={"offload_train": train, "offload_rollout": rollout})
+        self.config: Any = SimpleNamespace(on_gpu=False, sync=sync, cluster=cluster, num_rollout=None)
         self._shares, self._turn, self._of_turns = shares, "trainer", defaultdict(float)
         self._seconds, self._synced, self._weight_version = {}, {}, 0
         self._engines = self._trainer = recorder
@@ -107,6 +111,17 @@ def test_each_turn_goes_through_its_stages_once(monkeypatch: pytest.MonkeyPatch)
         *(*to_trainer, "train", "_save", "export_hf"),
         *(*to_engines, "start_generation"),
     ]
+
+
+@pytest.mark.parametrize("kept", ["trainer", "engines", "both"])
+@pytest.mark.row("L3")
+def test_the_memory_of_a_side_that_is_kept_is_not_touched(kept: str) -> None:
+    run = Turns(recorder := Recorder(), train=kept == "engines", rollout=kept == "trainer")
+    run._give_to_engines()
+    run._give_to_trainer()
+    stages = [*BEFORE_SENDING, "weights sent", *AFTER_SENDING, *TO_TRAINER]
+    sides = {"trainer", "engines"} if kept == "both" else {kept}
+    assert recorder.calls == [str(one) for one in stages if isinstance(one, str) or one.side not in sides]
 
 
 @pytest.mark.parametrize("saver", [None, SimpleNamespace(newest_done=3)])

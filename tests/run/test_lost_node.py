@@ -73,6 +73,7 @@ def test_a_node_that_leaves_is_named_and_its_devices_are_waited_for(cluster: Any
     # an engine's address is that of its node
     engines.urls = [f"http://{address}:30000" for address in workers.begin("address", doing="training").wait()]
     assert engines.urls == [f"http://{SECOND}:30000"]
+    engines._addresses = engines.urls
     assert engines.node_left(0) is None
     pending = workers.begin("sleep", doing="training")
 

@@ -73,6 +73,11 @@ class ClusterOptions(Section):
         bool, Needs("trains_policy", called="--loss-type policy_loss", because="no engines share the devices")
     ] = False
     """Training and inference share the training devices in turn; each releases its memory while the other works."""
+    offload_train: Annotated[bool, Needs("colocate", because="only with it does the trainer release memory")] = True
+    """With --colocate, release the trainer's memory while the engines work; --no-offload-train keeps it, which saves
+    the seconds of its way to the host and back where both sides fit."""
+    offload_rollout: Annotated[bool, Needs("colocate", because="only with it do the engines release memory")] = True
+    """With --colocate, release the engines' memory while the trainer works; --no-offload-rollout keeps it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto: GPUs if there are any."""
     layer_backend: Literal["auto", "fused", "te", "torch"] = "auto"

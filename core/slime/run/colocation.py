@@ -8,6 +8,8 @@ both is in memory:
 - to the engines: the trainer releases gradients and optimizer; the engines restore memory for weights, which are then
   sent; the trainer releases its weights; the engines restore KV cache and CUDA graphs.
 
+`--no-offload-train` and `--no-offload-rollout` leave out the stages of a side, whose memory stays then.
+
 A turn passes on when a step needs the other side. So a sync only names the new version: the weights are sent with the
 turn of the engines, and a checkpoint right after training finds the trainer's state where it is.
 """
@@ -88,7 +90,8 @@ class ColocatedRun(Run):
     def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:
         if self._shares:
             self._engines.wait_ready(self._starting("engines"))
-            self._engines.release_memory(TO_TRAINER[0].what)
+            if self._releases("engines"):
+                self._engines.release_memory(TO_TRAINER[0].what)
         super()._build_trainer(ranks)
 
     # --- steps of the loop -------------------------------------------------------------------------------
@@ -147,12 +150,18 @@ class ColocatedRun(Run):
         self._turn = "engines"
         self._of_turns["memory/held_generating"] = sum(held.values())
 
+    def _releases(self, side: Side) -> bool:
+        """Whether a side's memory is released while the other works."""
+        cluster = self.config.cluster
+        return cluster.offload_rollout if side == "engines" else cluster.offload_train
+
     def _go_through(self, stages: Sequence[Stage]) -> dict[str, float]:
         """Change the memory of both sides stage by stage; what is held afterwards."""
         held = self._held()
         with timed(self._of_turns, "time/colocate"):
             for stage in stages:
-                held = self._change(stage, held)
+                if self._releases(stage.side):
+                    held = self._change(stage, held)
         return held
 
     def _change(self, stage: Stage, before: dict[str, float]) -> dict[str, float]:

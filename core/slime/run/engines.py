@@ -204,7 +204,7 @@ class Engines:
             routed_experts=self._config.rollout.use_rollout_routing_replay,
             compared=self._config.sync.check_weight_update_equal,
             deterministic=self._config.run.deterministic,
-            releases_memory=self._config.cluster.colocate,
+            releases_memory=self._config.cluster.colocate and self._config.cluster.offload_rollout,
             devices=self._devices[number] if self._devices else (),
             fork_server=None if self._fork_server is None else self._fork_server.address,
             keys=self.keys,

@@ -75,17 +75,20 @@ def _built() -> Iterator[None]:
 class Worker:
     """One process: redirects its output to a log file, builds an object and calls its methods."""
 
-    def __init__(self, log_path: Path, hang_s: float, own_ray: bool) -> None:
+    def __init__(self, log_path: Path, hang_s: float, own_ray: bool, folder: str) -> None:
         """Begin to log and to beat.
 
         Args:
             log_path: Where the process writes its output.
             hang_s: Seconds that one call of a component may take.
             own_ray: Whether Ray belongs to the run.
+            folder: The driver's working folder, to which paths of the run are relative.
         """
         if own_ray:
             # Ray has read it. An agent's program, or another child, could print its environment into a sample.
             os.environ.pop("RAY_AUTH_TOKEN", None)
+        else:
+            os.chdir(folder)  # processes of a cluster start where `ray start` was called
         for name, value in SHORT_SPINS.items():
             os.environ.setdefault(name, value)  # torch reads it when it is loaded, which is later
         redirect_output(log_path)
@@ -315,7 +318,7 @@ class Workers:
 
     def _launch(self, index: int, options: dict[str, Any], log_path: Path) -> Any:
         hang_s, own_ray = self._config.cluster.hang_timeout_s, self._config.cluster.ray_address is None
-        actor = ray.remote(self._actor_class).options(**options).remote(log_path, hang_s, own_ray)
+        actor = ray.remote(self._actor_class).options(**options).remote(log_path, hang_s, own_ray, os.getcwd())
         if self._enlist is not None:
             self._enlist(index, log_path, actor.identify.remote())
         return actor

@@ -187,12 +187,19 @@ def memory_note(config: RunConfig, model: Architecture, *, critic: bool, with_en
     engine = engine_memory(config, model) if with_engines else 0.0
     if config.on_gpu:
         have = gpu_bytes()
-        need = max(engine, *(one.total for one in stages))
+        cluster = config.cluster
+        kept = cluster.colocate and not (cluster.offload_train and cluster.offload_rollout)
+        largest = max(one.total for one in stages)
+        need = largest + engine if kept else max(engine, largest)
         where = "this machine's GPU has"
         advice = (
             "divide the model among more GPUs (--tensor-model-parallel-size, --expert-model-parallel-size,"
             " --pipeline-model-parallel-size, --rollout-num-gpus-per-engine)"
         )
+        if kept:
+            advice += (
+                ", or drop --no-offload-train and --no-offload-rollout, with which engines and trainer hold theirs"
+            )
     else:
         have = int(psutil.virtual_memory().total)
         need = sum(one.total for one in stages) * config.world_size / len(stages)

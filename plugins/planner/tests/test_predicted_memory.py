@@ -172,6 +172,22 @@ def test_a_gpu_that_is_too_small_is_noted(monkeypatch: pytest.MonkeyPatch) -> No
     assert memory_note(divided, model, critic=False, with_engines=True) is None
 
 
+@pytest.mark.parametrize("kept", ["--no-offload-train", "--no-offload-rollout"])
+def test_sides_of_a_colocated_run_that_keep_their_memory_must_fit_together(
+    kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = layouts.architecture(layouts.published("qwen3-8B"))
+    in_turn = config_of("--device cuda --bf16 --colocate")
+    both = rank_memory(in_turn, model)[0].total + engine_memory(in_turn, model)
+    together = config_of(f"--device cuda --bf16 --colocate {kept}")
+    monkeypatch.setattr(predicted_memory, "gpu_bytes", lambda: int(both) - 1)
+    assert memory_note(in_turn, model, critic=False, with_engines=True) is None
+    note = memory_note(together, model, critic=False, with_engines=True)
+    assert note is not None and "or drop --no-offload-train and --no-offload-rollout" in note
+    monkeypatch.setattr(predicted_memory, "gpu_bytes", lambda: int(both) + 1)
+    assert memory_note(together, model, critic=False, with_engines=True) is None
+
+
 def test_the_table_of_the_scripts_is_current() -> None:
     page = layouts.PAGE.read_text(encoding="utf-8")
     assert layouts.written(page) == page, "run `python -m tests.model_scripts.layouts`"

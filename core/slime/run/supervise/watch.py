@@ -203,7 +203,7 @@ class RunWatch:
         if node not in self._others:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
             actor = ray.remote(RemoteWatch).options(num_cpus=0, scheduling_strategy=there)
-            self._others[node] = actor.remote(self._hang_s)
+            self._others[node] = actor.remote(self._hang_s, os.getcwd())
             [address] = [one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node]
             self._there[node] = address, []
         self._others[node].add.remote(part)
@@ -246,6 +246,11 @@ def _parts_of_ray(process: psutil.Process) -> Iterator[WatchedProcess]:
 
 class RemoteWatch(HostWatch):
     """The actor that looks at the processes of another machine."""
+
+    def __init__(self, hang_s: float, folder: str) -> None:
+        """`folder`: the driver's working folder, to which the paths of logs are relative."""
+        super().__init__(hang_s)
+        os.chdir(folder)
 
     def add(self, part: WatchedProcess) -> None:
         """Watch one more process, and the node service of Ray that started it."""
