@@ -1,0 +1,166 @@
+"""Runs over two nodes with Ray: an engine has a tensor-parallel rank on each, and the trainer a pipeline stage."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.integration.conftest import SlimeRun, kill_marked, launch
+from tests.support.nodes import Cluster, cluster
+
+from slime.observe.metrics import depends_on_time
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+Start = Callable[..., SlimeRun]
+
+LAYOUT = (
+    "--actor-num-nodes", "2", "--pipeline-model-parallel-size", "2", "--decoder-first-pipeline-num-layers", "1",
+    "--rollout-num-gpus-per-engine", "2", "--threads-per-rank", "1", "--threads-per-engine", "1",
+    "--sglang-dist-timeout", "60",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Cluster]:
+    """Two nodes that serve one device each."""
+    with cluster([1, 1]) as made:
+        yield made
+
+
+@pytest.fixture
+def train_on(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..., SlimeRun]]:
+    """Starts `slime train` on the first node of a cluster, or on this machine if that is None."""
+    started: list[SlimeRun] = []
+
+    def start(where: Cluster | None, *flags: str, name: str) -> SlimeRun:
+        words = ["train", "--run-name", name, "--hf-checkpoint", str(model), "--prompt-data", str(data), *LAYOUT]
+        words += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
+        words += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--entropy-coef", "0.1", "--lr", "1e-3"]
+        words += ["--sglang-max-total-tokens", "16384", "--startup-timeout-s", "400", *flags]
+        log, prefix, variables = tmp_path / f"{name}.log", [], {}
+        if where is not None:
+            words += ["--ray-address", where.address]
+            prefix, variables = where.nodes[0].command(folder=tmp_path), where.nodes[0].own_variables
+        process, mark = launch(words, tmp_path, log, prefix=prefix, **variables)
+        started.append(run := SlimeRun(tmp_path, process, mark, log, name))
+        return run
+
+    yield start
+    for run in started:
+        kill_marked(run.mark)
+
+
+def samples_of(run: SlimeRun, rollout: int) -> list[tuple[str, str, float]]:
+    lines = (run.run_dir / "rollouts" / f"{rollout:06d}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [(row["prompt"], row["response"], row["reward"]) for row in map(json.loads, lines)]
+
+
+def assert_same(run: SlimeRun, alone: SlimeRun) -> None:
+    """Both computed the same: samples to the token, numbers and weights to the bit."""
+    assert [samples_of(run, number) for number in (0, 1)] == [samples_of(alone, number) for number in (0, 1)]
+    steps, expected = run.steps(), alone.steps()
+    computed = [name for name in expected[0] if name.startswith("train/") and not depends_on_time(name)]
+    assert {"train/loss", "train/grad_norm", "train/logprob_gap_max"} <= {*computed}
+    for one, other in zip(steps, expected, strict=True):
+        assert {name: one[name] for name in computed} == {name: other[name] for name in computed}
+        assert one["train/grad_norm"] > 1e-3 and one["train/logprob_gap_max"] < 1e-4
+    weights, wanted = (load_file(one.root / one.name / "model.safetensors") for one in (run, alone))
+    assert weights.keys() == wanted.keys()
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+
+
+def left_on(where: Cluster) -> list[str]:
+    """What still runs of engines on the nodes, a moment after the end of a run."""
+    deadline = time.monotonic() + 30
+    while True:
+        found = [node.run("sh", "-c", "pgrep -af '[s]glang::|[s]lime.engine' || true") for node in where.nodes]
+        if not any(found) or time.monotonic() > deadline:
+            return [line for text in found for line in text.splitlines()]
+        time.sleep(0.5)
+
+
+def run_alone(train_on: Start) -> SlimeRun:
+    run = train_on(None, "--deterministic", "--num-rollout", "2", "--save-hf", "one", name="one")
+    assert run.wait() == 0, run.output
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.row("N7")
+def test_a_run_over_two_nodes_computes_what_one_machine_computes(nodes: Cluster, train_on: Start) -> None:
+    one = run_alone(train_on)
+    two = train_on(
+        nodes, "--deterministic", "--num-rollout", "2", "--check-weight-update-equal", "--save-hf", "two", name="two"
+    )
+    assert two.wait(400) == 0, two.output
+    assert_same(two, one)
+    # one server of the engine on each node, and a rank on each
+    hosts = {path.name for path in (two.run_dir / "logs").iterdir()}
+    assert {"engine-0.log", "engine-0-node-1.log", "trainer-0.log", "trainer-1.log"} <= hosts
+    assert left_on(nodes) == []
+
+
+@pytest.mark.slow
+@pytest.mark.row("N7")
+def test_an_engine_for_which_the_cluster_has_no_room_is_refused_before_anything_starts(
+    nodes: Cluster, train_on: Start
+) -> None:
+    fits = train_on(nodes, "--num-rollout", "1", "--dry-run", name="fits")
+    assert fits.wait() == 0, fits.output
+    assert "has 2 nodes of 1 CPU; an engine spans 2 nodes" in " ".join(fits.output.split())
+    large = ("--rollout-num-gpus", "4", "--rollout-num-gpus-per-engine", "4", "--num-rollout", "1")
+    planned = train_on(nodes, *large, "--dry-run", name="planned")
+    started = train_on(nodes, *large, name="started")
+    for run in (planned, started):
+        assert run.wait() == 2, run.output
+        assert "the run needs 4 CPUs (2 training ranks with 1 engine x 4) and Ray sees 2" in " ".join(
+            run.output.split()
+        )
+
+
+@pytest.mark.nightly
+@pytest.mark.row("N7")
+def test_a_lost_server_and_a_lost_node_are_named_and_the_run_goes_on(nodes: Cluster, train_on: Start) -> None:
+    run = train_on(
+        nodes, "--num-rollout", "60", "--use-fault-tolerance", "--save", "ckpt", "--save-interval", "1", name="lost"
+    )
+    run.wait_for_output(r"checkpoint after 2 rollouts", 400)
+    second = nodes.nodes[1]
+    scheduler = second.run("pgrep", "-f", "sglang::scheduler").split()[0]
+    second.run("kill", "-KILL", scheduler)
+    run.wait_for_output(r"engine 0 is back after", 300)  # both of its servers
+    second.kill()
+    killed = time.monotonic()
+    run.wait_for_output(rf"ending the run: node {second.address} has ended, or cannot be reached", 60)
+    assert time.monotonic() - killed < 10
+    nodes.restart(1)
+    assert run.wait(600) == 0, run.output
+    assert len(run.steps()) == 60
+    assert sum(row.get("restarts/engine", 0) for row in run.steps()) >= 1
+    assert "restart 1 of 3, from ckpt/rollout_" in run.output and "restart 2 of 3" not in run.output
+    assert all(row["train/logprob_gap_max"] < 1e-3 for row in run.steps())
+    assert left_on(nodes) == []
+
+
+@pytest.mark.nightly
+def test_colocated_over_two_nodes_the_run_computes_the_same(nodes: Cluster, train_on: Start) -> None:
+    one = run_alone(train_on)
+    turns = ("--colocate", "--update-weight-transport", "disk")
+    two = train_on(nodes, *turns, "--deterministic", "--num-rollout", "2", "--save-hf", "two", name="two")
+    assert two.wait(400) == 0, two.output
+    assert_same(two, one)
+
+
+@pytest.mark.nightly
+@pytest.mark.row("N7")
+def test_over_ipv6_alone_the_run_computes_the_same(train_on: Start) -> None:
+    one = run_alone(train_on)
+    with cluster([1, 1], ipv6=True) as two_nodes:
+        two = train_on(two_nodes, "--deterministic", "--num-rollout", "2", "--save-hf", "two", name="two")
+        assert two.wait(400) == 0, two.output
+    assert_same(two, one)
