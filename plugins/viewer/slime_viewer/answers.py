@@ -19,6 +19,7 @@ from slime_viewer.progress import progress
 from slime_viewer.queries import Found
 from slime_viewer.run_files import Metrics, RunFolder
 from slime_viewer.verdict import verdict
+from slime_viewer.words import all_words
 
 #: rows of a table that are sent at once, at most, and prompts of two runs
 MAX_ROWS, MAX_PROMPTS = 500, 100
@@ -28,6 +29,8 @@ MAX_TOKENS = 100
 MAX_BYTES = 16 * 2**20
 #: characters of each text where a sample is shown alone
 _WHOLE_TEXT = 2_000_000
+#: characters of each text of the first screen
+_TOLD_TEXT = 3000
 
 
 def run_answer(
@@ -67,6 +70,7 @@ def run_answer(
         "panels": [asdict(panel) for panel in panels(metrics)],
         "lanes": [asdict(lane) for lane in LANES if lane.metric in known],
         "names": known,
+        "words": all_words(known),
         "config": _entries(folder.config()),
         "plugins": _entries(used if isinstance(used, dict) else {}),
         "command": folder.command(),
@@ -80,18 +84,72 @@ def _entries(content: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def series_answer(metrics: Metrics, names: Sequence[str]) -> dict[str, Any]:
-    """Curves on common steps; null where a metric has no value."""
+    """Curves on common steps; null where a metric has no value. With other axes: see `_axes`."""
     known = set(metrics.names)
     wanted = [name for name in names if name in known]
     steps = [step for step in metrics.steps if any(metrics.rows[step].get(name) is not None for name in wanted)]
-    return {"steps": steps, "values": {name: [metrics.rows[step].get(name) for step in steps] for name in wanted}}
+    values = {name: [metrics.rows[step].get(name) for step in steps] for name in wanted}
+    return {"steps": steps, "values": values, "axes": _axes(metrics, steps)}
+
+
+def _axes(metrics: Metrics, steps: Sequence[int]) -> dict[str, list[float]]:
+    """What steps may be counted in instead: samples and tokens up to each one, and seconds since the first one."""
+    tokens = "rollout/tokens" if "rollout/tokens" in metrics.names else "train/tokens"
+    sums = {"samples": "rollout/samples", "tokens": tokens}
+    axes: dict[str, list[float]] = {}
+    for axis, name in sums.items():
+        up_to, total = {}, 0.0
+        for step in metrics.steps:
+            up_to[step] = total = total + (metrics.rows[step].get(name) or 0.0)
+        if total:
+            axes[axis] = [up_to[step] for step in steps]
+    if metrics.times:
+        first = last = min(metrics.times.values())
+        axes["time"] = []
+        for step in steps:
+            # Of a run that was resumed, a step may have been written before the one in front of it.
+            last = max(last, metrics.times.get(step, last))
+            axes["time"].append(last - first)
+    return axes
+
+
+def says_answer(index: RunIndex, step: int | None, number: int) -> dict[str, Any]:
+    """What the model says: a prompt of a rollout with its best and its worst answer.
+
+    Args:
+        index: The run.
+        step: The rollout; None: the newest.
+        number: Which of its prompts; those whose answers differ in their reward come first.
+    """
+    newest = queries.newest_rollout(index)
+    told: dict[str, Any] = {"newest": newest, "step": newest if step is None else step, "groups": 0}
+    keys = [] if told["step"] is None else queries.telling_groups(index, told["step"])
+    if not keys:
+        return told
+    key = keys[number % len(keys)]
+    found, total = queries.group(index, key)
+    by_reward = sorted(found, key=lambda one: (one.scalars["reward"] is not None, one.scalars["reward"] or 0.0))
+    worst, best = by_reward[0], by_reward[-1]
+    rewards = [one.scalars["reward"] for one in found if one.scalars["reward"] is not None]
+    return {
+        **told,
+        "groups": len(keys),
+        "key": key,
+        "rewards": rewards,
+        "size": total,
+        "best": best.whole(_TOLD_TEXT),
+        "worst": None if worst is best else worst.whole(_TOLD_TEXT),
+    }
 
 
 def samples_answer(index: RunIndex, line: str, sort: str, offset: int, limit: int) -> dict[str, Any]:
     """A part of the table of samples that a filter line finds."""
-    found, total = queries.table(index, read_filter(line), sort=sort, limit=min(limit, MAX_ROWS), offset=offset)
-    most = queries.COUNTED
-    return {"total": min(total, most), "more": total > most, "rows": [one.brief() for one in found]}
+    condition, most = read_filter(line), queries.COUNTED
+    found, total = queries.table(index, condition, sort=sort, limit=min(limit, MAX_ROWS), offset=offset)
+    # Of very many, means would take seconds.
+    means = queries.means(index, condition) if limit and total <= most else None
+    told = {"q": line, "total": min(total, most), "more": total > most, "indexed": queries.newest_number(index)}
+    return {**told, "means": means, "rows": [one.brief() for one in found]}
 
 
 def group_answer(index: RunIndex, key: str) -> dict[str, Any]:
@@ -111,11 +169,11 @@ def sample_answer(index: RunIndex, key: str) -> dict[str, Any]:
 
 
 def tokens_answer(index: RunIndex, key: str) -> dict[str, Any]:
-    """The columns of tokens of one sample; null if they were not logged. Raises `DataError`."""
+    """The columns of tokens of one sample, null if they were not logged, and the run's scales. Raises `DataError`."""
     found = queries.sample(index, key)
     if found is None:
         raise _missing(f"sample {key}")
-    return {"tokens": found.tokens()}
+    return {"tokens": found.tokens(), "scales": queries.token_scales(index)}
 
 
 def extremes_answer(index: RunIndex, line: str, column: str, order: str) -> dict[str, Any]:

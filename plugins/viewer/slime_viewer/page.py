@@ -17,7 +17,10 @@ import orjson
 from slime_viewer.lines import dumped, readable
 
 STATIC = Path(__file__).with_name("static")
-_OWN = ("app", "charts", "compare", "data", "group", "prompt", "run", "samples", "texts", "tokens", "verdict")
+_OWN = (
+    *("app", "axes", "charts", "compare", "data", "group", "lanes", "prompt", "run", "samples", "says", "texts"),
+    *("tiles", "tokens", "verdict"),
+)
 #: name in an import -> file
 MODULES = {
     "preact": "vendor/preact.mjs",
@@ -26,7 +29,7 @@ MODULES = {
     **{f"slime/{name}": f"{name}.js" for name in _OWN},
 }
 _PLOT = "vendor/uPlot.iife.min.js"
-_STYLES = ("vendor/uPlot.min.css", "style.css")
+_STYLES = ("vendor/uPlot.min.css", "style.css", "views.css")
 _TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css"}
 _ENTRY = 'import "slime/app";'
 _PAGE = """\

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slime_viewer.run_files import Metrics
 
@@ -13,6 +13,8 @@ class Panel:
 
     title: str
     metrics: tuple[str, ...]
+    #: what it is about: "learning", "answers" or "speed"
+    theme: str
     #: a metric with this name and `/low` and `/high` has a band
     band: bool = False
 
@@ -27,20 +29,29 @@ class Lane:
     kind: str
 
 
+#: means and maxima have panels of their own: on one axis the maximum would flatten the mean
 _PANELS = (
-    Panel("Reward", ("rollout/reward_mean",)),
-    Panel("KL to the reference", ("train/kl",)),
-    Panel("Entropy, nats per token", ("train/entropy",)),
-    Panel("Log-prob gap, engine to trainer", ("train/logprob_gap_mean", "train/logprob_gap_max")),
-    Panel("Response length, tokens", ("rollout/response_length_mean", "rollout/response_length_max")),
-    Panel("Cut off at the limit, share", ("rollout/truncated_ratio",)),
-    Panel("Groups of equal reward, share", ("rollout/zero_std_ratio",)),
-    Panel("Staleness, rollouts", ("train/staleness_mean", "train/staleness_max")),
-    Panel("Loss", ("train/loss",)),
-    Panel("Gradient norm", ("train/grad_norm",)),
-    Panel("Clipped, share", ("train/clip_fraction",)),
-    Panel("Ledger of prompts", ("ledger/in_flight", "ledger/buffered", "ledger/dropped", "ledger/regenerated")),
-    Panel("Seconds of a step", ("time/step",)),
+    Panel("Reward", ("rollout/reward_mean",), "learning"),
+    Panel("KL to the reference", ("train/kl",), "learning"),
+    Panel("Entropy", ("train/entropy",), "learning"),
+    Panel("Log-prob gap", ("train/logprob_gap_mean",), "learning"),
+    Panel("Largest log-prob gap", ("train/logprob_gap_max",), "learning"),
+    Panel("Loss", ("train/loss",), "learning"),
+    Panel("Gradient norm", ("train/grad_norm",), "learning"),
+    Panel("Learning rate", ("train/lr",), "learning"),
+    Panel("Clipped tokens", ("train/clip_fraction",), "learning"),
+    Panel("Answer length", ("rollout/response_length_mean",), "answers"),
+    Panel("Longest answer", ("rollout/response_length_max",), "answers"),
+    Panel("Answers cut off", ("rollout/truncated_ratio",), "answers"),
+    Panel("Groups of equal reward", ("rollout/zero_std_ratio",), "answers"),
+    Panel("Failed samples", ("rollout/failed",), "answers"),
+    Panel("Time of a step", ("time/step",), "speed"),
+    Panel("Generated", ("rollout/tokens_per_s",), "speed"),
+    Panel("Staleness", ("train/staleness_mean",), "speed"),
+    Panel("Largest staleness", ("train/staleness_max",), "speed"),
+    Panel(
+        "Ledger of prompts", ("ledger/in_flight", "ledger/buffered", "ledger/dropped", "ledger/regenerated"), "speed"
+    ),
 )
 #: the phases of a step in their order; the engines' own, which may overlap the trainer's, come last
 LANES = (
@@ -73,10 +84,10 @@ def panels(metrics: Metrics) -> list[Panel]:
     first, *others = _PANELS
     found = [
         first,
-        Panel("Evaluation, with 95 % intervals", evaluations, band=True),
-        Panel("Parts of the reward", parts),
+        Panel("Evaluation, with 95 % intervals", evaluations, "learning", band=True),
+        Panel("Parts of the reward", parts, "learning"),
         *others,
-        Panel("Memory", memory),
+        Panel("Memory", memory, "speed"),
     ]
-    kept = (Panel(one.title, tuple(name for name in one.metrics if name in known), one.band) for one in found)
+    kept = (replace(one, metrics=tuple(name for name in one.metrics if name in known)) for one in found)
     return [one for one in kept if one.metrics]

@@ -8,6 +8,7 @@ import re
 import shlex
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -46,6 +47,8 @@ class RunProgress:
     #: the command that goes on with it, and what it does
     resume: str = ""
     resume_note: str = ""
+    #: after how many rollouts there are checkpoints
+    checkpoints: tuple[int, ...] = ()
 
     @property
     def ended_early(self) -> bool:
@@ -100,8 +103,11 @@ def progress(folder: RunFolder, outcome: str | None = None, now: float | None = 
         state = (told or "killed") if state == "ended" else state
         cause = why if state != "killed" else "without a word in its log: killed, out of memory, or a lost machine"
     known = total if isinstance(total, int) and not isinstance(total, bool) else None
-    resume, note = ("", "") if state == "finished" else _resume(folder, config)
-    return RunProgress(state, done, known, last, step_s, cause, resume, note)
+    saves = _table(config, "checkpoint").get("save")
+    root = Path(saves) if isinstance(saves, str) else folder.path / "checkpoints"
+    saved = _checkpoints(root)
+    resume, note = ("", "") if state == "finished" else _resume(folder, root, saved)
+    return RunProgress(state, done, known, last, step_s, cause, resume, note, saved)
 
 
 def _lock(path: Path) -> dict[str, Any]:
@@ -159,22 +165,19 @@ def _end_told(path: Path) -> tuple[str, str]:
     return outcome, default.get(outcome, "") if outcome == "interrupted" or not error else f"by an error: {error}"
 
 
-def _resume(folder: RunFolder, config: dict[str, Any]) -> tuple[str, str]:
-    """The command that goes on with a run, and from where; else the one that begins it anew."""
-    saves = _table(config, "checkpoint").get("save")
-    root = Path(saves) if isinstance(saves, str) else folder.path / "checkpoints"
+def _checkpoints(root: Path) -> tuple[int, ...]:
     try:
-        newest = max((path.name for path in root.glob("rollout_*") if path.is_dir()), key=_number, default="")
+        names = [path.name.removeprefix("rollout_") for path in root.glob("rollout_*") if path.is_dir()]
     except OSError:
-        newest = ""
-    if newest:
+        return ()
+    return tuple(sorted(int(digits) for digits in names if digits.isdecimal() and len(digits) < 19))
+
+
+def _resume(folder: RunFolder, root: Path, saved: Sequence[int]) -> tuple[str, str]:
+    """The command that goes on with a run, and from where; else the one that begins it anew."""
+    if saved:
         command = shlex.join(["slime", "train", "--resume", str(folder.path)])
-        return command, f"It goes on after {_number(newest)} rollouts, from {root / newest}."
+        return command, f"It goes on after {saved[-1]} rollouts, from the newest checkpoint in {root}."
     if (folder.path / CONFIG).is_file():
         return folder.command(), "It has saved no checkpoint: this begins it anew (--save-interval N saves every N)."
     return "", ""
-
-
-def _number(name: str) -> int:
-    digits = name.removeprefix("rollout_")
-    return int(digits) if digits.isdecimal() and len(digits) < 19 else -1

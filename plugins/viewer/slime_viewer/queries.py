@@ -111,6 +111,14 @@ def count(index: RunIndex, condition: Condition) -> int:
     return int(number)
 
 
+def means(index: RunIndex, condition: Condition) -> dict[str, float | None]:
+    """Of the samples that a filter finds: mean reward and tokens, and the share that was cut off."""
+    source, parameters = _source(condition)
+    chosen = f"SELECT avg(reward), avg(tokens), avg(status IS 'truncated') {source}"
+    [(reward, tokens, cut)] = index.query(chosen, parameters)
+    return {"reward": reward, "tokens": tokens, "cut": cut}
+
+
 def find(
     index: RunIndex, condition: Condition, *, sort: str = "step", limit: int = 100, offset: int = 0
 ) -> list[Found]:
@@ -244,6 +252,12 @@ def token_columns(index: RunIndex) -> list[str]:
     return [name for (name,) in index.query("SELECT DISTINCT column FROM extremes ORDER BY column")]
 
 
+def token_scales(index: RunIndex) -> dict[str, tuple[float, float]]:
+    """Column of tokens -> its lowest and its highest value in the run."""
+    rows = index.query("SELECT column, min(value), max(value) FROM extremes GROUP BY column")
+    return {name: (low, high) for name, low, high in rows}
+
+
 def extreme_tokens(
     index: RunIndex, condition: Condition, column: str, order: str, limit: int
 ) -> list[tuple[Found, int, float, str]]:
@@ -300,6 +314,30 @@ def extreme_groups(index: RunIndex, condition: Condition, most: int) -> tuple[li
     keys = [f"{name.removesuffix('.jsonl')}/{number}" for name, number, _ in index.query(sql, condition.parameters)]
     best = keys[: min(most, (len(keys) + 1) // 2)]
     return best, [key for key in keys[::-1][:most] if key not in best]
+
+
+def newest_number(index: RunIndex) -> int:
+    """The number of the newest sample: it grows with each that is indexed."""
+    [(number,)] = index.query("SELECT coalesce(max(id), 0) FROM samples")
+    return int(number)
+
+
+def newest_rollout(index: RunIndex) -> int | None:
+    """The newest rollout whose samples are indexed."""
+    sql = (
+        "SELECT step FROM samples INDEXED BY by_step WHERE step NOT NULL AND kind = 'train' ORDER BY step DESC LIMIT 1"
+    )
+    found = index.query(sql)
+    return int(found[0][0]) if found else None
+
+
+def telling_groups(index: RunIndex, step: int) -> list[str]:
+    """The groups of a rollout, those first whose rewards differ."""
+    sql = (
+        f"SELECT files.name, grp {_FROM} WHERE samples.step = ? AND kind = 'train' AND grp IS NOT NULL"
+        " GROUP BY file, grp ORDER BY max(reward) IS NOT min(reward) DESC, min(line)"
+    )
+    return [f"{name.removesuffix('.jsonl')}/{number}" for name, number in index.query(sql, [step])]
 
 
 def prompt_means(index: RunIndex, kind: str) -> dict[str, tuple[float, int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -16,13 +17,16 @@ from slime_viewer.index import RunIndex
 from slime_viewer.lines import dumped
 from slime_viewer.page import static_page
 from slime_viewer.plugin_panels import PanelBoard
-from slime_viewer.run_files import RunFolder
+from slime_viewer.run_files import RunFolder, SampleFile
 
 REPORT = "report.html"
 #: samples of an export
 MAX_EXPORTED = 500
-#: best and worst groups of a report; the newest sample files that they are looked for in, and bytes of these
-_GROUPS, _FILES, _BYTES = 4, 1000, 16 * 2**20
+#: best and worst groups of a report, of the last rollouts and of the last evaluation; how many rollouts these are, and
+#: bytes of samples that are read
+_GROUPS, _LAST, _BYTES = 4, 5, 16 * 2**20
+#: a path from the root on, of which the last name is kept
+_PATH = re.compile(r"""(?<![\w.…/:-])/(?:[^\s'"/,;:]+/)+([^\s'"/,;:]+)""")
 #: bytes of numbers of tokens in a file
 _TOKEN_BYTES = 8 * 2**20
 #: characters of each text in a file
@@ -47,8 +51,7 @@ def write_report_page(run_dir: Path, outcome: str, build: BuildPanel | None = No
     """
     folder = RunFolder(run_dir)
     folder.metrics.refresh()
-    files = [file for file in folder.sample_files() if file.kind == "train"][-_FILES:]
-    with closing(RunIndex(folder, None, files[::-1], words=False)) as index:
+    with closing(RunIndex(folder, None, _last_files(folder), words=False)) as index:
         best_and_worst = _best_and_worst(index)
         drawn = PanelBoard(folder, index, build=build).drawn()
         page = _page(index, *best_and_worst, f"Everything else: slime view {run_dir}", drawn, outcome)
@@ -62,20 +65,32 @@ def write_report_page(run_dir: Path, outcome: str, build: BuildPanel | None = No
         partial.unlink(missing_ok=True)
 
 
+def _last_files(folder: RunFolder) -> list[SampleFile]:
+    """The samples of the last rollouts and of the last evaluation, the newest first."""
+    files = list(folder.sample_files())
+    train = [file for file in files if file.kind == "train"][-_LAST:][::-1]
+    held_out = [file for file in files if file.kind == "eval"]
+    last = [file for file in held_out if file.step == held_out[-1].step]
+    return [*train[:1], *last, *train[1:]]
+
+
 def _best_and_worst(index: RunIndex) -> tuple[list[queries.Found], str]:
-    """The samples of the best and worst groups of the newest rollouts, and what they are."""
+    """The samples of the best and worst groups of the last rollouts and of the last evaluation, and what they are."""
     index.refresh(lambda: index.bytes_read >= _BYTES)
     state = index.state()
     # Reading may have ended within a group, whose mean is then unknown.
     newest = "(SELECT samples.file, samples.grp FROM samples ORDER BY samples.id DESC LIMIT 1)"
-    condition = Condition() if state.done >= state.total else Condition(f"(samples.file, grp) IS NOT {newest}")
-    best, worst = queries.extreme_groups(index, condition, _GROUPS)
-    found = [sample for key in (*best, *worst) for sample in queries.group(index, key)[0]]
-    [(first, last)] = index.query("SELECT min(step), max(step) FROM samples")
+    whole = Condition() if state.done >= state.total else Condition(f"(samples.file, grp) IS NOT {newest}")
+    found, told = [], []
+    for kind, what in (("train", "rollouts {} to {}"), ("eval", "the evaluation after {} rollouts")):
+        best, worst = queries.extreme_groups(index, whole & Condition("kind = ?", (kind,)), _GROUPS)
+        if best:
+            found += [sample for key in (*best, *worst) for sample in queries.group(index, key)[0]]
+            told.append(what.format(*index.query("SELECT min(step), max(step) FROM samples WHERE kind = ?", [kind])[0]))
     if not found:
         return [], "No group with rewards."
     some = "" if state.done >= state.total else f", of which the newest {state.done / 2**20:.0f} MiB were read"
-    return found, f"The groups with the highest and the lowest mean reward of rollouts {first} to {last}{some}."
+    return found, f"The groups with the highest and the lowest mean reward of {' and of '.join(told)}{some}."
 
 
 def export_page(index: RunIndex, line: str, sort: str, drawn: Sequence[dict[str, Any]] = ()) -> str:
@@ -97,16 +112,32 @@ def _page(
     run = run_answer(folder, index.state(), "", counts=queries.counts(index), outcome=outcome)
     samples = whole_samples(found, _MAX_TEXT)
     content = {
-        "run": run,
+        "run": _without_places(run, folder),
         "series": _thinned(series_answer(folder.metrics, folder.metrics.names)),
         "panels": list(drawn),
         "samples": samples,
         "tokens": _tokens(found[: len(samples)]),
+        "scales": queries.token_scales(index),
         # Of each group, how many samples it has in the run: some of them may not be here.
         "sizes": {key: queries.group_size(index, key) for key in {str(one["group_key"]) for one in samples}},
-        "note": f"{note} {len(samples)} samples are in this file. {more}".strip(),
+        "note": _without_places(f"{note} {len(samples)} samples are in this file. {more}".strip(), folder),
     }
     return static_page(f"{folder.name} · slime", content)
+
+
+def _without_places(told: Any, folder: RunFolder) -> Any:
+    """What a file says of a run, which may be sent to somebody: it names the folders of no machine.
+
+    The run folder is called `outputs/NAME`, and of other paths the last name is kept.
+    """
+    if isinstance(told, str):
+        short = f"{folder.path.resolve().parent.name}/{folder.name}"
+        for place in {str(folder.path.resolve()), str(folder.path)}:
+            told = re.sub(rf"{re.escape(place)}(?![\w.-])", lambda _: short, told) if len(place) > 1 else told
+        return _PATH.sub(r"…/\1", told)
+    if isinstance(told, dict):
+        return {name: _without_places(one, folder) for name, one in told.items()}
+    return [_without_places(one, folder) for one in told] if isinstance(told, list | tuple) else told
 
 
 def _tokens(found: Sequence[queries.Found]) -> dict[str, Any]:

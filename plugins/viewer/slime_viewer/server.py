@@ -169,6 +169,13 @@ class ViewServer:
             ),
             "samples": self._about_a_run(_samples),
             "group": self._about_a_run(lambda run, query: answers.group_answer(run.reader, query.get("key", ""))),
+            "says": self._about_a_run(
+                lambda run, query: answers.says_answer(
+                    run.reader,
+                    queries.whole_number(query.get("step", "")),
+                    queries.whole_number(query.get("n", "0")) or 0,
+                )
+            ),
             "sample": self._about_a_run(lambda run, query: answers.sample_answer(run.reader, query.get("key", ""))),
             "tokens": self._about_a_run(lambda run, query: answers.tokens_answer(run.reader, query.get("key", ""))),
             "extremes": self._about_a_run(
@@ -312,6 +319,11 @@ class ViewServer:
 
     def _state(self, _query: Query) -> dict[str, str]:
         return {"version": ".".join(str(run.version) for run in self.runs)}
+
+
+def _says(run: WatchedRun, query: Query) -> dict[str, Any]:
+    step, number = (queries.whole_number(query.get(name, "")) for name in ("step", "n"))
+    return answers.says_answer(run.reader, step, number or 0)
 
 
 def _samples(run: WatchedRun, query: Query) -> dict[str, Any]:

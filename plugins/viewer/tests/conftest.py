@@ -1,10 +1,12 @@
-"""A server of `slime view` in this process, and requests to it."""
+"""A server of `slime view` in this process, requests to it, and a browser."""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
 import json
+import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,3 +85,32 @@ def serve() -> Iterator[Serve]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
     loop.close()
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        # Containers, and root, have no sandbox for it; the pages are ours.
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A new page; whatever it writes to its console, raises or asks of others than its server fails the test."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    wrong: list[str] = []
+    # The browser itself writes a line for each wrong question.
+    opened.on("console", lambda message: "status of 400" in message.text or wrong.append(message.text))
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("dialog", lambda dialog: wrong.append(dialog.message))
+    allowed = re.compile(r"(http://127\.0\.0\.1:\d+/|data:|file:|blob:)")
+    opened.on("request", lambda request: allowed.match(request.url) or wrong.append(request.url))
+    yield opened
+    opened.close()
+    assert wrong == []

@@ -35,14 +35,26 @@ def test_a_report_has_curves_alerts_and_the_best_and_worst_groups(tmp_path: Path
     data = data_of(folder)
     assert (
         data["run"]["state"] == "failed"
-        and data["run"]["command"] == f"slime train {folder}/config.toml --run-name run-again"
+        and data["run"]["command"] == f"slime train {tmp_path.name}/run/config.toml --run-name run-again"
     )
     assert "cut off" in data["run"]["verdict"]["alerts"][0]["text"]
     assert data["series"]["values"]["train/kl"][11] == 0.11
-    assert len(data["samples"]) == 8 * SAMPLES
-    means = {sample["group_key"]: sample["reward"] for sample in data["samples"]}
-    assert len(means) == 8 and "of rollouts 0 to 11. 32 samples are in this file" in data["note"]
+    assert len(data["samples"]) == 8 * SAMPLES + GROUPS
+    assert {sample["step"] for sample in data["samples"] if sample["kind"] == "train"} <= set(range(7, 12))
+    assert {sample["step"] for sample in data["samples"] if sample["kind"] == "eval"} == {12}
+    assert "of rollouts 7 to 11 and of the evaluation after 12 rollouts. 35 samples are in this file" in data["note"]
     assert not list(folder.glob("*.sqlite")) and not list(folder.glob("*.partial"))
+
+
+def test_a_report_names_no_folder_of_the_machine(tmp_path: Path) -> None:
+    config = (
+        f'[checkpoint]\nhf_checkpoint = "{tmp_path}/models/small"\n\n[data]\nprompt_data = ["/data/sets/a.jsonl"]\n'
+    )
+    folder = make_run(tmp_path / "run", 12, config=config)
+    write_report_page(folder, "interrupted")
+    assert str(tmp_path) not in (folder / "report.html").read_text()
+    told = dict(data_of(folder)["run"]["config"])
+    assert told["checkpoint.hf_checkpoint"] == "…/small" and told["data.prompt_data"] == '["…/a.jsonl"]'
 
 
 def test_texts_cannot_leave_the_data_of_a_report(tmp_path: Path) -> None:
@@ -65,10 +77,10 @@ def test_a_report_reads_only_the_newest_samples_and_thins_long_curves(
     monkeypatch.setattr(module, "_STEPS", 10)
     write_report_page(folder, "finished")
     data = data_of(folder)
-    assert data["run"]["index"]["samples"] == 3 * GROUPS * SAMPLES
-    assert {sample["step"] for sample in data["samples"]} <= {27, 28, 29}
+    assert data["run"]["index"]["samples"] == 3 * GROUPS * SAMPLES + GROUPS
+    assert {sample["step"] for sample in data["samples"]} <= {27, 28, 29, 30}
     assert data["series"]["steps"] == list(range(0, 30, 3))
-    assert "of rollouts 27 to 29, of which the newest 0 MiB were read" in data["note"]
+    assert "of rollouts 27 to 29 and of the evaluation after 30 rollouts, of which the newest 0 MiB" in data["note"]
 
 
 def test_a_report_has_the_first_groups_of_a_rollout_that_is_too_large_for_it(

@@ -11,6 +11,14 @@ import { Compare } from "slime/compare";
 import { Tokens } from "slime/tokens";
 
 const VIEWS = { run: Run, samples: Samples, group: Group, sample: Conversation, prompt: Visits, tokens: Tokens };
+const TITLES = {
+  samples: "Samples",
+  group: "A group",
+  sample: "A conversation",
+  prompt: "One prompt",
+  tokens: "Tokens",
+  compare: "A comparison",
+};
 const EVERY_MS = 2000;
 
 // What a view cannot draw is told in its place; the rest of the page goes on.
@@ -98,7 +106,7 @@ function App() {
             : html`<span class="name">${run.name}</span>`
       }
       ${
-        view != "compare" &&
+        !["", "run", "compare"].includes(view) &&
         html`
           <span class=${"state " + run.state}>${run.state}, ${counted(run.progress)}</span>
         `
@@ -112,6 +120,7 @@ function App() {
       </span>
     </nav>
     <main>
+      ${TITLES[view] && html`<h1 class="unseen">${TITLES[view]} of ${run.name}</h1>`}
       ${lost && html`<${Trouble} text=${lost} />`}
       <${Guard} key=${[view, ...parts].join("/")}
         >${

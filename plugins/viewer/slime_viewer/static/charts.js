@@ -1,26 +1,27 @@
-// Curves and lanes over the steps, which share one zoom.
+// Curves, which share one zoom and one cursor. A chart that is there is kept: new steps are added to it.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { html, place, restate, short } from "slime/data";
+import { html, short } from "slime/data";
+import { AXES, brief, lasting, look, resetZoom, smoothed, written, zoomTo } from "slime/axes";
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const COLORS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6"];
-const plots = new Set();
-let zoom = null;
+// With fewer steps there is nothing to smooth, and each has a point.
+const FEW = 20;
 
-// The steps that are shown, [first, last], or null for all; it is in the address.
-function setZoom(range) {
-  zoom = range;
-  for (const redraw of plots) redraw();
-  restate({ x: range ? range.map(step => +step.toFixed(1)).join("_") : "" });
-}
-export const resetZoom = () => setZoom(null);
-export function zoomOfAddress() {
-  const [low, high] = (place().params.x || "").split("_").map(Number);
-  zoom = high > low ? [low, high] : null;
-}
+// While a button is held on a chart, no chart changes: what is under the pointer stays what it was.
+let held = false;
+const waiting = new Set();
+addEventListener("mousedown", event => (held = !!event.target.closest?.(".u-over")), true);
+addEventListener("mouseup", () =>
+  setTimeout(() => {
+    held = false;
+    for (const change of waiting) change();
+    waiting.clear();
+  }),
+);
 
-function useSize() {
+export function useSize() {
   const ref = useRef();
   const [width, set] = useState(0);
   const [, setTheme] = useState(0);
@@ -34,120 +35,232 @@ function useSize() {
       dark.removeEventListener("change", turned);
     };
   }, []);
-  return [ref, width];
+  return [ref, width, dark.matches];
 }
 
-// `lines`: [{label, steps, values, low, high}]; `low` and `high` make a band. `range`: of the values, if it is fixed.
-// `alone`: it stands below something else, not in a grid.
-export function Chart({ title, lines, height = 150, close, range, alone }) {
-  const [ref, width] = useSize();
-  const plot = useRef();
-  const theme = dark.matches;
-  useEffect(() => {
-    if (!width) return;
-    const steps = [...new Set(lines.flatMap(line => line.steps))].sort((a, b) => a - b);
-    const columns = [steps],
-      series = [{}],
-      bands = [];
-    const column = (line, values) => {
-      const at = new Map(line.steps.map((step, i) => [step, values[i]]));
-      columns.push(steps.map(step => at.get(step) ?? null));
-    };
-    lines.forEach((line, i) => {
-      const stroke = color(COLORS[i % COLORS.length]);
-      const few = line.steps.length < 25;
-      column(line, line.values);
-      series.push({ label: line.label, stroke, width: 1.6, spanGaps: true, points: { show: few, size: 5 } });
-      if (line.low) {
-        column(line, line.high);
-        column(line, line.low);
-        const hidden = { stroke: "transparent", points: { show: false }, spanGaps: true };
-        series.push({ ...hidden, label: "high" }, { ...hidden, label: "low" });
-        bands.push({ series: [columns.length - 2, columns.length - 1], fill: stroke + "33" });
-      }
+// The columns of a plot, and what is drawn of them: a raw curve, pale behind its smoothed one; or points with ends.
+function columnsOf(lines, { smooth, log }) {
+  const xs = [...new Set(lines.flatMap(line => line.xs || line.steps))].sort((a, b) => a - b);
+  const at = new Map(xs.map((x, i) => [x, i]));
+  const spread = (line, values) => {
+    const column = Array(xs.length).fill(null);
+    (line.xs || line.steps).forEach((x, i) => (column[at.get(x)] = log && !(values[i] > 0) ? null : values[i]));
+    return column;
+  };
+  const columns = [xs];
+  for (const line of lines) {
+    const soft = smooth && !line.dots;
+    columns.push(spread(line, line.values));
+    if (soft) columns.push(spread(line, line.steps.length < FEW ? line.values : smoothed(line.values, smooth)));
+    if (line.low) columns.push(spread(line, line.high), spread(line, line.low));
+  }
+  return columns;
+}
+
+function seriesOf(lines, { smooth }, now) {
+  const series = [{}],
+    bands = [];
+  lines.forEach((line, i) => {
+    const stroke = color(line.color || COLORS[i % COLORS.length]);
+    const few = () => now.current.lines[i].steps.length < FEW;
+    const soft = smooth && !line.dots;
+    const points = { show: line.dots || few, size: line.dots ? 8 : 5, fill: line.dots ? stroke : undefined };
+    const none = { show: false };
+    if (line.dots) series.push({ stroke, paths: () => null, points });
+    else if (soft) {
+      series.push({ stroke: stroke + "66", width: 1, spanGaps: true, points: none });
+      series.push({ stroke, width: 2, spanGaps: true, points });
+    } else series.push({ stroke, width: 1.8, spanGaps: true, points });
+    if (line.low) {
+      const hidden = { stroke: "transparent", points: none, spanGaps: true };
+      series.push(hidden, { ...hidden });
+      if (!line.dots) bands.push({ series: [series.length - 2, series.length - 1], fill: stroke + "33" });
+    }
+  });
+  return { series, bands };
+}
+
+// A constant is in the middle of its axis, wherever that is.
+function room(low, high) {
+  if (low == null) return [0, 1];
+  if (low == high) return low ? [low - Math.abs(low) / 2, low + Math.abs(low) / 2] : [-1, 1];
+  return uPlot.rangeNum(low, high, 0.1, true);
+}
+
+// The ends of intervals, and marks of steps at the lower edge.
+function drawMore(u, { lines, ticks }) {
+  const g = u.ctx,
+    { left, top, width, height } = u.bbox,
+    thick = devicePixelRatio || 1;
+  g.save();
+  g.beginPath();
+  g.rect(left, top, width, height);
+  g.clip();
+  g.lineWidth = 1.5 * thick;
+  for (const line of lines.filter(line => line.dots && line.low)) {
+    g.strokeStyle = color(line.color);
+    line.xs.forEach((x, i) => {
+      if (line.low[i] == null || line.high[i] == null) return;
+      const across = u.valToPos(x, "x", true);
+      g.beginPath();
+      g.moveTo(across, u.valToPos(line.low[i], "y", true));
+      g.lineTo(across, u.valToPos(line.high[i], "y", true));
+      g.stroke();
     });
-    const axis = {
-      stroke: color("--dim"),
-      grid: { stroke: color("--line"), width: 1 },
-      ticks: { show: false },
-      font: "11px system-ui",
-      size: 26,
+  }
+  for (const { x, color: name } of ticks) {
+    const across = u.valToPos(x, "x", true);
+    g.fillStyle = color(name);
+    g.fillRect(across - thick, top + height - 12 * thick, 2 * thick, 12 * thick);
+  }
+  g.restore();
+}
+
+const said = (lines, unit) =>
+  lines
+    .filter(line => line.values.length)
+    .map(line => {
+      const [low, high] = [Math.min(...line.values), Math.max(...line.values)];
+      const ends = `${short(line.values[0])} at step ${line.steps[0]}, ${short(line.values.at(-1))} at step ${line.steps.at(-1)}`;
+      return `${line.label}: ${ends}; lowest ${short(low)}, highest ${short(high)}${unit && ` ${unit}`}`;
+    })
+    .join(". ") || "no values";
+
+// `lines`: [{label, steps, values, xs, low, high, dots, color}]: `xs` are places on the axis, `low` and `high` make a
+// band, or with `dots` the ends of points. `range`: of the values, if it is fixed; `reach`: of the x axis.
+// `ticks`: [{x, color}]. `open`: is called with the step that is clicked on.
+export function Chart({ title, hint, unit = "", lines, height = 150, close, range, reach, alone, ticks = [], open, legend }) {
+  const [ref, width, theme] = useSize();
+  const plot = useRef(),
+    now = useRef();
+  const looks = look();
+  const { by, smooth, log, zoom } = looks;
+  const columns = columnsOf(lines, looks);
+  now.current = { lines, ticks, open, range, reach, looks, columns };
+  const form = JSON.stringify([
+    ...[width, theme, height, by, !!smooth, log, unit],
+    ...lines.map(line => [line.label, !!line.low, !!line.dots, line.color]),
+  ]);
+  const rebuilt = useRef("");
+  const make = () => {
+    plot.current?.destroy();
+    rebuilt.current = form;
+    const font = "11px system-ui";
+    const axis = { stroke: color("--dim"), ticks: { show: false }, font, labelFont: font, labelSize: 15, labelGap: 0 };
+    axis.grid = { stroke: color("--line"), width: 1 };
+    const tell = u => {
+      const { lines, columns, looks } = now.current,
+        i = u.cursor.idx,
+        x = i == null ? null : columns[0][i];
+      const values = lines.map(line => line.values[(line.xs || line.steps).indexOf(x)]);
+      const read = ref.current?.parentNode.querySelector(".read");
+      if (read) read.textContent = x == null ? "" : `${written(looks.by, x)}: ${values.filter(value => value != null).map(short).join(", ")}`;
     };
-    const read = ref.current.parentNode.querySelector(".read");
+    const stepAt = u => {
+      const x = now.current.columns[0][u.cursor.idx];
+      for (const line of now.current.lines) {
+        const i = (line.xs || line.steps).indexOf(x);
+        if (i >= 0) return line.steps[i];
+      }
+    };
     const made = new uPlot(
       {
         width,
         height,
-        series,
-        bands,
+        ...seriesOf(lines, looks, now),
         legend: { show: false },
         padding: [10, 14, 0, 0],
         scales: {
-          x: { time: false, range: (u, low, high) => zoom || (low == high ? [low - 1, high + 1] : [low, high]) },
+          x: {
+            time: false,
+            range: (u, low, high) => {
+              const { looks, reach } = now.current;
+              const [first, last] = looks.zoom || reach || [low, high];
+              return first == last ? [first - 1, last + 1] : [first, last];
+            },
+          },
           y: {
+            distr: log ? 3 : 1,
             range: (u, low, high) =>
-              range ||
-              (low == null
-                ? [0, 1]
-                : low == high
-                  ? [Math.min(0, low), Math.max(1, 2 * low)]
-                  : uPlot.rangeNum(low, high, 0.1, true)),
+              log ? uPlot.rangeLog(low ?? 1, high ?? 10, 10, false) : now.current.range || room(low, high),
           },
         },
         axes: [
-          { ...axis, values: (u, ticks) => ticks.map(t => (Number.isInteger(t) ? t : "")) },
-          { ...axis, size: 56, values: (u, ticks) => ticks.map(short) },
+          {
+            ...axis,
+            size: 24,
+            label: by == "step" ? "step" : AXES[by],
+            values: (u, marks) =>
+              marks.map(x => (by == "time" ? lasting(x) : by != "step" ? brief(x) : Number.isInteger(x) ? x : "")),
+          },
+          { ...axis, size: 48, label: unit || " ", values: (u, marks) => marks.map(y => (y == null ? "" : brief(y))) },
         ],
         cursor: { y: false, sync: { key: "steps" }, drag: { x: true, y: false, setScale: false } },
         hooks: {
           setSelect: [
             u => {
               if (u.select.width > 4)
-                setZoom([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]);
+                zoomTo([u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")]);
               u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
             },
           ],
-          setCursor: [
+          setCursor: [tell],
+          setData: [tell],
+          draw: [u => drawMore(u, now.current)],
+          ready: [
             u => {
-              const i = u.cursor.idx;
-              read.textContent =
-                i == null
-                  ? ""
-                  : `step ${steps[i]}: ` +
-                    lines.map(line => short(line.values[line.steps.indexOf(steps[i])])).join(", ");
+              let down = 0;
+              u.over.addEventListener("mousedown", event => (down = event.clientX));
+              u.over.addEventListener("click", event => {
+                const step = Math.abs(event.clientX - down) < 4 ? stepAt(u) : undefined;
+                if (step !== undefined) now.current.open?.(step);
+              });
+              u.over.addEventListener("dblclick", () => now.current.open || resetZoom());
             },
           ],
-          ready: [u => u.over.addEventListener("dblclick", resetZoom)],
         },
       },
-      columns,
+      now.current.columns,
       ref.current,
     );
     plot.current = made;
-    const redraw = () => made.setData(columns);
-    plots.add(redraw);
-    return () => {
-      plots.delete(redraw);
-      made.destroy();
+  };
+  useEffect(() => {
+    if (!width) return;
+    const change = () => {
+      if (rebuilt.current != form) make();
+      else plot.current.setData(now.current.columns);
     };
-  }, [width, theme, JSON.stringify(lines)]);
+    if (held && plot.current) waiting.add(change);
+    else change();
+    return () => waiting.delete(change);
+  }, [form, JSON.stringify([columns, zoom, reach, ticks])]);
+  useEffect(() => () => plot.current?.destroy(), []);
   return html`
     <figure class=${"chart" + (alone ? " alone" : "")}>
-      <figcaption>
+      <figcaption title=${hint}>
         <b>${title}</b>
         <span class="read"></span>
-        ${close && html`<button class="plain" title="Remove" onClick=${close}>×</button>`}
+        ${close && html`<button class="plain" aria-label=${`remove ${title}`} onClick=${close}>×</button>`}
       </figcaption>
-      <div ref=${ref} style=${{ height: height + "px" }}></div>
+      <div
+        ref=${ref}
+        role="img"
+        class=${open ? "opens" : ""}
+        aria-label=${`${title}. ${said(lines, unit)}`}
+        style=${{ height: height + "px" }}></div>
       ${
-        lines.length > 1 &&
+        (lines.length > 1 || legend) &&
         html`
           <div class="legend">
             ${lines.map(
               (line, i) => html`
-                <span style=${{ color: `var(${COLORS[i % COLORS.length]})` }}>${line.label.split("/").at(-1)}</span>
+                <span title=${line.name}>
+                  <i style=${{ background: `var(${line.color || COLORS[i % COLORS.length]})` }}></i>${line.label}
+                </span>
               `,
             )}
+            ${legend}
           </div>
         `
       }
@@ -155,73 +268,20 @@ export function Chart({ title, lines, height = 150, close, range, alone }) {
   `;
 }
 
-// Seconds of each step by phase, one lane each on one scale: who worked, and who waited for whom.
-export function Lanes({ lanes, steps, values }) {
-  const [ref, width] = useSize();
-  const [read, setRead] = useState("");
-  const canvas = useRef();
-  const [label, row] = [width < 600 ? 120 : 190, 26];
-  const shown = () =>
-    steps.map((step, i) => [step, i]).filter(([step]) => !zoom || (step >= zoom[0] - 0.5 && step <= zoom[1] + 0.5));
-  useEffect(() => {
-    if (!width) return;
-    const draw = () => {
-      const c = canvas.current,
-        ratio = devicePixelRatio || 1,
-        part = shown();
-      c.width = width * ratio;
-      c.height = lanes.length * row * ratio;
-      const g = c.getContext("2d");
-      g.scale(ratio, ratio);
-      g.font = "12px system-ui";
-      g.textBaseline = "middle";
-      // One slow step, usually the first, would flatten all others.
-      const all = part.flatMap(([, i]) => lanes.map(lane => values[lane.metric]?.[i] || 0)).sort((a, b) => a - b);
-      const top = all[Math.floor(all.length * 0.99)] || all.at(-1) || 1;
-      const wide = (width - label) / Math.max(1, part.length);
-      lanes.forEach((lane, n) => {
-        const base = (n + 1) * row - 3;
-        g.fillStyle = color("--ink");
-        g.fillText(lane.title, 0, base - row / 2 + 4, label - 8);
-        g.fillStyle = color("--line");
-        g.fillRect(label, base, width - label, 1);
-        g.fillStyle = color(lane.kind == "wait" ? "--c2" : "--c1");
-        part.forEach(([, i], k) => {
-          const high = Math.min(1, (values[lane.metric]?.[i] || 0) / top) * (row - 6);
-          g.fillRect(label + k * wide, base - high, Math.max(0.7, wide - (wide > 3 ? 1 : 0)), high);
-        });
-      });
-    };
-    draw();
-    plots.add(draw);
-    return () => plots.delete(draw);
-  }, [width, dark.matches, JSON.stringify([lanes, steps, values])]);
-  const move = event => {
-    const part = shown(),
-      box = canvas.current.getBoundingClientRect();
-    const k = Math.floor((event.clientX - box.left - label) / ((width - label) / Math.max(1, part.length)));
-    const lane = lanes[Math.floor((event.clientY - box.top) / row)];
-    const [step, i] = part[k] || [];
-    setRead(lane && step != null ? `step ${step}, ${lane.title}: ${short(values[lane.metric]?.[i])} s` : "");
-  };
+// A small curve beside a number.
+export function Spark({ values }) {
+  const kept = values.filter(value => value != null);
+  if (kept.length < 2) return null;
+  const [low, high] = [Math.min(...kept), Math.max(...kept)];
+  // What only rounding has changed is flat.
+  const moves = high - low > 1e-6 * Math.max(Math.abs(low), Math.abs(high));
+  const every = Math.ceil(kept.length / 100);
+  const part = kept.filter((_, i) => i % every == 0 || i == kept.length - 1);
+  const at = (value, i) =>
+    `${((100 * i) / (part.length - 1)).toFixed(1)},${(moves ? 22 - (20 * (value - low)) / (high - low) : 12).toFixed(1)}`;
   return html`
-    <figure class="chart lanes">
-      <figcaption>
-        <b>Phases</b>
-        <span class="dim">seconds of each step;</span>
-        <span class="wait">waiting for somebody else</span>
-        <span class="read">${read}</span>
-      </figcaption>
-      <div ref=${ref}>
-        <canvas
-          ref=${canvas}
-          style=${{ width: width + "px", height: lanes.length * row + "px" }}
-          onMouseMove=${move}
-          onMouseLeave=${() => setRead("")}
-          onDblClick=${resetZoom}
-          role="img"
-          aria-label="Seconds of each step by phase"></canvas>
-      </div>
-    </figure>
+    <svg class="spark" viewBox="0 0 100 24" preserveAspectRatio="none" aria-hidden="true">
+      <polyline points=${part.map(at).join(" ")} />
+    </svg>
   `;
 }

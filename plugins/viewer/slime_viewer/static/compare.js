@@ -1,6 +1,7 @@
 // Two runs: what differs in their configuration, plugins, curves and answers.
 import { address, html, place, restate, said, short, Trouble, useData, useKeys } from "slime/data";
 import { visible } from "slime/texts";
+import { curve, look, Looks } from "slime/axes";
 import { Chart } from "slime/charts";
 
 export function Compare({ runs, parts: [first, second], version }) {
@@ -14,12 +15,8 @@ export function Compare({ runs, parts: [first, second], version }) {
     t: ["prompts of training or of evaluations", () => restate({ kind: kind == "eval" ? "train" : "" })],
   });
   if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
-  const line = (n, name) => {
-    const { steps, values } = curves[n],
-      all = values[name] || [];
-    const kept = steps.map((_, i) => i).filter(i => all[i] != null);
-    return { label: [one, other][n].name, steps: kept.map(i => steps[i]), values: kept.map(i => all[i]) };
-  };
+  const { by } = look();
+  const line = (n, name) => ({ ...curve(curves[n], name, by, [one, other][n].words[name]), label: [one, other][n].name });
   const table = (title, rows) => html`
     <h2>${title} ${!rows.length && html`<small>the same</small>`}</h2>
     ${
@@ -28,7 +25,7 @@ export function Compare({ runs, parts: [first, second], version }) {
         <table class="entries">
           <thead>
             <tr>
-              <th></th>
+              <th>name</th>
               <th>${one.name}</th>
               <th>${other.name}</th>
             </tr>
@@ -46,6 +43,7 @@ export function Compare({ runs, parts: [first, second], version }) {
       `
     }
   `;
+  const wordsOf = name => one.words[name] || other.words[name] || [name, "", 1];
   const drawn = curves[0] && curves[1] ? names.map(name => [name, [line(0, name), line(1, name)]]) : [];
   // A curve that is the same number everywhere in both needs no room.
   const constant = lines =>
@@ -61,13 +59,20 @@ export function Compare({ runs, parts: [first, second], version }) {
       </div>
     </section>
     <section>
-      <h2>Curves</h2>
+      <h2>Curves <${Looks} axes=${curves[0]?.axes} /></h2>
       <div class="charts">
         ${drawn
           .filter(([, lines]) => !constant(lines))
           .map(
             ([name, lines]) =>
-              html`<${Chart} key=${name} title=${name} lines=${lines.filter(one => one.steps.length)} />`,
+              html`
+                <${Chart}
+                  key=${name}
+                  title=${wordsOf(name)[0]}
+                  hint=${name}
+                  unit=${wordsOf(name)[1]}
+                  lines=${lines.filter(one => one.steps.length)} />
+              `,
           )}
       </div>
       ${
@@ -75,7 +80,7 @@ export function Compare({ runs, parts: [first, second], version }) {
         html`
           <p class="dim">
             The same at every step of both:
-            ${" " + still.map(([name, lines]) => `${name} ${short(lines.flatMap(one => one.values)[0])}`).join(", ")}
+            ${" " + still.map(([name, lines]) => `${wordsOf(name)[0]} ${short(lines.flatMap(one => one.values)[0])}`).join(", ")}
           </p>
         `
       }
@@ -93,7 +98,7 @@ export function Compare({ runs, parts: [first, second], version }) {
       <table class="entries">
         <thead>
           <tr>
-            <th></th>
+            <th>name</th>
             <th>${one.name}</th>
             <th>${other.name}</th>
             <th>difference</th>
@@ -103,7 +108,7 @@ export function Compare({ runs, parts: [first, second], version }) {
         ${ends.map(
           row => html`
             <tr>
-              <td>${row.name}</td>
+              <td title=${row.name}>${every ? row.name : wordsOf(row.name)[0]}</td>
               <td>${short(row.first)}</td>
               <td>${short(row.second)}</td>
               <td>${short(row.second - row.first)}</td>

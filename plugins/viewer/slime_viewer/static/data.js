@@ -19,6 +19,7 @@ const inFile = {
   run: () => fixed.run,
   series: ({ names }) => ({
     steps: fixed.series.steps,
+    axes: fixed.series.axes,
     values: Object.fromEntries(
       names
         .split("\n")
@@ -29,15 +30,27 @@ const inFile = {
   samples: ({ sort = "step", offset = 0, limit = 50 }) => {
     const by = sort.replace("-", "");
     const rows = [...fixed.samples].sort((a, b) => (sort[0] == "-" ? number(b, a, by) : number(a, b, by)));
-    return { total: rows.length, more: false, rows: rows.slice(offset, offset + limit) };
+    return { q: "", total: rows.length, more: false, rows: rows.slice(offset, offset + limit) };
   },
   group: ({ key }) => {
     const samples = fixed.samples.filter(s => s.group_key == key);
     return { samples, left_out: (fixed.sizes[key] || 0) - samples.length };
   },
+  says: ({ n = 0 }) => {
+    const train = fixed.samples.filter(s => s.kind == "train");
+    const newest = train.length ? Math.max(...train.map(s => s.step)) : null;
+    const groups = Object.entries(Object.groupBy(train.filter(s => s.step == newest), s => s.group_key));
+    if (!groups.length) return { newest, step: newest, groups: 0 };
+    const [key, some] = groups[n % groups.length];
+    const sorted = [...some].sort((a, b) => number(a, b, "reward"));
+    return {
+      ...{ newest, step: newest, groups: groups.length, key, size: fixed.sizes[key] },
+      ...{ rewards: some.map(s => s.reward).filter(r => r != null), best: sorted.at(-1), worst: sorted[1] && sorted[0] },
+    };
+  },
   sample: ({ key }) => ({ sample: fixed.samples.find(s => s.key == key) }),
   panels: () => ({ panels: fixed.panels || [] }),
-  tokens: ({ key }) => ({ tokens: fixed.tokens?.[key] || null }),
+  tokens: ({ key }) => ({ tokens: fixed.tokens?.[key] || null, scales: fixed.scales }),
   // How many the run has is not known here.
   prompt: ({ key }) => ({ samples: fixed.samples.filter(s => s.prompt == key), left_out: null }),
 };

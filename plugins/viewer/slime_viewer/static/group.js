@@ -224,6 +224,8 @@ export function Conversation({ id, parts: [key], version }) {
   const tokens = logged.data?.tokens;
   const heat = useTokens(tokens);
   const messages = Array.isArray(row?.messages) ? row.messages : null;
+  // A prompt of plain text is no message.
+  const asked = typeof row?.prompt == "string" && !messages?.some(one => plain(one) == row.prompt);
   const beside = by => {
     const [file, line] = key.split(":");
     +line + by >= 0 && go(address("sample", [id, `${file}:${+line + by}`]));
@@ -256,7 +258,7 @@ export function Conversation({ id, parts: [key], version }) {
       </p>
       <${Life} of=${one} />
       ${row?.failure && html`<${Trouble} text=${visible(row.failure)} />`}
-      ${!messages && html`<${Prompt} row=${row} />`}
+      ${(!messages || asked) && html`<${Prompt} row=${messages ? { prompt: row.prompt } : row} />`}
       ${
         messages
           ? html`
@@ -318,7 +320,7 @@ export function Conversation({ id, parts: [key], version }) {
       </h2>
       ${
         tokens
-          ? html`<${Heat} tokens=${tokens} ...${heat} />`
+          ? html`<${Heat} tokens=${tokens} scales=${logged.data.scales} ...${heat} />`
           : logged.error
             ? html`<${Trouble} text=${logged.error} />`
             : logged.data && html`<p class="dim">${whyNoTokens(one)}</p>`

@@ -1,5 +1,5 @@
 // The table of samples, with its filter.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { address, fixed, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
 import { visible } from "slime/texts";
 import { Reward } from "slime/group";
@@ -19,18 +19,37 @@ const COLUMNS = [
 const TITLES = { grp: "group", question: "prompt" };
 
 export function Samples({ id, run, version }) {
-  const { q = fixed ? "" : "kind:train", sort = "step", page = "0" } = place().params;
+  const { q = fixed ? "" : "kind:train", sort = fixed ? "step" : "-step", page = "0", at } = place().params;
   const offset = +page * PAGE;
-  const { data, error, waiting } = useData("samples", { run: id, q, sort, offset, limit: PAGE }, version);
-  const [at, setAt] = useState(0);
-  const now = useRef(0);
-  const move = by => setAt((now.current = Math.max(0, Math.min(now.current + by, rows.length - 1))));
+  // Rows stay while they are read; what a run that goes on adds is offered.
+  const [seen, setSeen] = useState(version);
+  const { data, error, waiting } = useData("samples", { run: id, q, sort, offset, limit: PAGE }, seen);
+  const fresh = useData("samples", { run: id, q, sort, offset: 0, limit: 0 }, version).data;
+  const more = data && fresh && fresh.q === data.q ? fresh.total - data.total : 0;
+  const saturated = data?.more && data.indexed < (fresh?.indexed || 0);
   const rows = data?.rows || [],
     pages = data?.more ? Infinity : Math.ceil((data?.total || 0) / PAGE);
+  useEffect(() => {
+    if (!rows.length && more) setSeen(version);
+  }, [version, more]);
+  // The chosen row is known by its sample, which may move.
+  const number = key =>
+    Math.max(
+      0,
+      rows.findIndex(row => row.key == key),
+    );
+  const chosen = () => rows[number(place().params.at)];
+  const move = by =>
+    restate({ at: rows[Math.max(0, Math.min(number(place().params.at) + by, rows.length - 1))]?.key });
   // What is in the address now: keys may come faster than this is drawn.
-  const turn = by => restate({ page: Math.max(0, Math.min(pages - 1, +(place().params.page || 0) + by)) || "" });
-  const order = by => restate({ sort: place().params.sort == by ? "-" + by : by, page: "" });
-  const open = n => rows[n] && go(address("group", [id, rows[n].group_key], { at: rows[n].key }));
+  const turn = by => restate({ page: Math.max(0, Math.min(pages - 1, +(place().params.page || 0) + by)) || "", at: "" });
+  const order = by => restate({ sort: place().params.sort == by ? "-" + by : by, page: "", at: "" });
+  const there = row => address("group", [id, row.group_key], { at: row.key });
+  const open = row => {
+    if (!row) return;
+    restate({ at: row.key });
+    go(there(row));
+  };
   useEffect(() => reveal("tr.at"), [at]);
   useKeys({
     ...(fixed
@@ -41,9 +60,9 @@ export function Samples({ id, run, version }) {
         }),
     j: ["next row", () => move(1)],
     k: ["previous row", () => move(-1)],
-    Enter: ["open the group", () => open(now.current)],
-    c: ["open the conversation", () => rows[now.current] && go(address("sample", [id, rows[now.current].key]))],
-    p: ["follow the prompt", () => rows[now.current] && go(address("prompt", [id, rows[now.current].prompt]))],
+    Enter: ["open the group", () => open(chosen())],
+    c: ["open the conversation", () => chosen() && go(address("sample", [id, chosen().key]))],
+    p: ["follow the prompt", () => chosen() && go(address("prompt", [id, chosen().prompt]))],
     "]": ["next page", () => turn(1)],
     "[": ["previous page", () => turn(-1)],
     r: ["sort by reward", () => order("reward")],
@@ -61,7 +80,7 @@ export function Samples({ id, run, version }) {
             class="filter"
             onSubmit=${event => {
               event.preventDefault();
-              restate({ q: event.target.q.value, page: "" });
+              restate({ q: event.target.q.value, page: "", at: "" });
             }}>
             <input
               id="filter"
@@ -92,8 +111,25 @@ export function Samples({ id, run, version }) {
               `,
             )}
             <span class="right dim">
+              ${
+                (more > 0 || saturated) &&
+                html`
+                  <button class="new" onClick=${() => setSeen(version)}>
+                    ${more > 0 ? `${more.toLocaleString()} new` : "show new"}
+                  </button>
+                `
+              }
               ${data ? `${data.more ? "more than " : ""}${data.total.toLocaleString()} samples` : "searching"}${indexed}
             </span>
+          </p>
+        `
+      }
+      ${
+        data?.means?.tokens != null &&
+        html`
+          <p class="dim means">
+            ${data.means.reward != null && `mean reward ${short(+data.means.reward.toPrecision(3))}, `}
+            ${short(+data.means.tokens.toPrecision(3))} tokens, ${short(+(100 * data.means.cut).toPrecision(3))} % cut off
           </p>
         `
       }
@@ -122,8 +158,8 @@ export function Samples({ id, run, version }) {
           <tbody>
             ${rows.map(
               (row, n) => html`
-                <tr key=${row.key} class=${n == at ? "at" : ""} onClick=${() => open(n)}>
-                  <td>${row.step ?? "·"}</td>
+                <tr key=${row.key} class=${n == number(at) ? "at" : ""} onClick=${() => open(row)}>
+                  <td><a href=${there(row)} onClick=${event => event.stopPropagation()}>${row.step ?? "·"}</a></td>
                   <td>${row.kind}${row.name && ` ${row.name}`}</td>
                   <td>${short(row.grp)}</td>
                   <td><${Reward} of=${row.reward} /></td>

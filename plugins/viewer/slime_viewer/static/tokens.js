@@ -25,13 +25,19 @@ const MEANING = {
 const SOURCES = { 0: "policy", 1: "tool", 2: "template", "-1": "unknown" };
 // The value that means nothing special; the colour is the distance from it.
 const NEUTRAL = { ratio: 1, correction: 1, loss_mask: 1, source: 0 };
+// What is smaller is no gap: rounding makes some.
+const LEAST = { gap: 0.01 };
 const SHOWN = 4000;
 
-// For each token [-1..1]: how far its value is from the neutral one, against the largest distance.
-function strengths(name, values) {
-  const known = values.filter(value => value != null);
+// From where colours begin, and the distance from it that has the full colour: one scale for all answers of a run.
+function scaleOf(name, values, scales) {
+  const known = [...values.filter(value => value != null), ...(scales?.[name] || [])];
   const middle = name == "weight_version" ? Math.max(...known) : (NEUTRAL[name] ?? 0);
-  const most = known.reduce((most, value) => Math.max(most, Math.abs(value - middle)), 0);
+  return [middle, known.reduce((most, value) => Math.max(most, Math.abs(value - middle)), LEAST[name] || 0)];
+}
+
+// For each token [-1..1]: how far its value is from the neutral one.
+function strengths(values, [middle, most]) {
   return values.map(value => (value == null || !most ? null : (value - middle) / most));
 }
 
@@ -42,11 +48,12 @@ const written = (name, value) =>
 const piece = text => visible(text).replaceAll("\n", "⏎\n") || "∅";
 
 // An answer with each token coloured by a column; the keys and a click move one token on.
-export function Heat({ tokens, column, at, choose, move }) {
+export function Heat({ tokens, scales, column, at, choose, move }) {
   const names = Object.keys(tokens.values);
   const name = names.includes(column) ? column : names.find(one => one == "advantage" || one == "entropy") || names[0];
   const values = tokens.values[name] || [];
-  const strong = useMemo(() => strengths(name, values), [name, tokens]);
+  const [middle, most] = scaleOf(name, values, scales);
+  const strong = useMemo(() => strengths(values, [middle, most]), [name, tokens, middle, most]);
   const [all, setAll] = useState(false);
   const known = values.filter(value => value != null);
   const end = all ? tokens.pieces.length : SHOWN;
@@ -74,15 +81,9 @@ export function Heat({ tokens, column, at, choose, move }) {
           known.length > 0 &&
           html`
             <span class="scale right">
-              ${written(
-                name,
-                known.reduce((a, b) => Math.min(a, b)),
-              )}
-              <i class="low"></i><i class="high"></i>
-              ${written(
-                name,
-                known.reduce((a, b) => Math.max(a, b)),
-              )}
+              ${written(name, middle - most)}<i class="low"></i>${written(name, middle)}<i class="high"></i>
+              ${written(name, middle + most)}
+              <span>, one scale for the run; here ${written(name, Math.min(...known))} to ${written(name, Math.max(...known))}</span>
             </span>
           `
         }
@@ -151,7 +152,8 @@ export function useTokens(tokens) {
     const name = names.includes(place().params.col)
       ? place().params.col
       : names.find(n => n == "advantage" || n == "entropy");
-    const strong = strengths(name, tokens?.values[name] || []).map(value => Math.abs(value ?? -1));
+    const own = tokens?.values[name] || [];
+    const strong = strengths(own, scaleOf(name, own)).map(value => Math.abs(value ?? -1));
     const order = strong.map((_, i) => i).sort((a, b) => strong[b] - strong[a]);
     const i = order.indexOf(+(place().params.tok ?? -1));
     if (order.length) to(order[(i + 1) % order.length]);

@@ -1,0 +1,193 @@
+"""The first screen in a headless Chromium: what it says, that it holds still while a run goes on, and its address."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.viewer.tests.conftest import CHROMIUM, Serve, Served
+from plugins.viewer.tests.making import GROUPS, SAMPLES, add_step, make_run
+from plugins.viewer.tests.test_verdict import killed
+
+from slime.observe.metrics import MetricsWriter
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = sync_api.expect
+expect.set_options(timeout=20_000)
+
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium-headless-shell"),
+]
+
+STEPS = 12
+PLACES = ("run/0", "run/1", "samples/1", "group/1/000003%2F10", "sample/1/000003%3A5", "compare/0/1", "tokens/1")
+CONFIG = "[rollout]\nnum_rollout = 400\n"
+
+
+class Live:
+    """A run that this process pretends to be."""
+
+    def __init__(self, serve: Serve, folder: Path) -> None:
+        self.folder = make_run(folder, STEPS, config=CONFIG, metrics=self._row)
+        lock = {"pid": os.getpid(), "host": socket.gethostname(), "finished": None}
+        (folder / "run.lock").write_text(json.dumps(lock))
+        self.steps = STEPS
+        self.served: Served = serve(folder)
+        self.served.wait(STEPS * GROUPS * SAMPLES + GROUPS)
+
+    @staticmethod
+    def _row(step: int) -> dict[str, float]:
+        held = {"eval/held_out": 0.5, "eval/held_out/low": 0.4, "eval/held_out/high": 0.6} if step % 6 == 0 else {}
+        return {"rollout/samples": 12.0, "rollout/tokens": 60.0, "train/lr": 2e-4, **held}
+
+    def goes_on(self, page: Any) -> None:
+        """One more step, until the page knows of it."""
+        writer = MetricsWriter(self.folder)
+        add_step(self.folder, writer, self.steps, metrics=self._row(self.steps))
+        writer.close()
+        self.steps += 1
+        at_run = "samples" not in page.url
+        if at_run:
+            expect(page.locator(".progress")).to_contain_text(f"{self.steps} of 400 steps")
+        page.wait_for_timeout(300)
+
+
+@pytest.fixture
+def live(serve: Serve, tmp_path: Path, page: Any) -> Iterator[Live]:
+    one = Live(serve, tmp_path / "live")
+    page.goto(f"{one.served.server.address}#/run/0")
+    page.wait_for_selector(".u-over")
+    yield one
+
+
+def middle(page: Any, share: float = 0.5) -> tuple[float, float]:
+    box = page.locator(".u-over").first.bounding_box()
+    return box["x"] + box["width"] * share, box["y"] + box["height"] / 2
+
+
+def test_hover_values_stay_and_charts_are_kept_while_a_run_goes_on(page: Any, live: Live) -> None:
+    page.evaluate("document.querySelectorAll('.uplot').forEach(one => one.kept = true)")
+    page.mouse.move(*middle(page))
+    read = page.locator(".read").first
+    expect(read).to_have_text(re.compile(r"^step \d+: [\d.]+"))
+    for _ in range(2):
+        live.goes_on(page)
+        expect(read).to_have_text(re.compile(r"^step \d+: [\d.]+"))
+    assert page.evaluate("[...document.querySelectorAll('.uplot')].every(one => one.kept)")
+
+
+def test_a_drag_across_a_poll_zooms_to_what_was_under_the_pointer(page: Any, live: Live) -> None:
+    (left, y), (right, _) = middle(page, 0.25), middle(page, 0.75)
+    page.mouse.move(left, y)
+    page.mouse.down()
+    page.mouse.move((left + right) / 2, y)
+    for _ in range(3):
+        live.goes_on(page)
+    page.mouse.move(right, y, steps=3)
+    page.mouse.up()
+    page.wait_for_function("location.hash.includes('x=')")
+    low, high = (float(part) for part in re.search(r"x=([\d.]+)_([\d.]+)", page.url).groups())
+    first, last = 0.25 * (STEPS - 1), 0.75 * (STEPS - 1)
+    assert abs(low - first) < 0.2 and abs(high - last) < 0.2, "of the 12 steps that were there when it began"
+
+
+def test_zoom_and_looks_are_in_the_address_and_stay_there(page: Any, serve: Serve, tmp_path: Path) -> None:
+    one = serve(*(make_run(tmp_path / name, STEPS, metrics=Live._row) for name in ("a", "b")))
+    one.wait(2 * (STEPS * GROUPS * SAMPLES + GROUPS))
+    page.goto(f"{one.server.address}#/run/0?x=2_6&s=0.3")
+    page.wait_for_selector(".u-over")
+    scales = "uPlot.sync('steps').plots.map(plot => [plot.scales.x.min, plot.scales.x.max].join())"
+    assert set(page.evaluate(scales)) == {"2,6"}
+    page.keyboard.press("3")
+    page.wait_for_function("location.hash.includes('compare')")
+    page.wait_for_selector(".u-over")
+    page.wait_for_timeout(500)
+    assert set(page.evaluate(scales)) == {f"0,{STEPS - 1}"}, "a zoom of one page is none of another's"
+    page.keyboard.press("b")
+    page.wait_for_function("location.hash.includes('x=2_6')")
+    page.get_by_label("x axis").select_option("samples")
+    page.wait_for_function("location.hash.includes('by=samples') && !location.hash.includes('x=')")
+    page.wait_for_timeout(300)
+    assert set(page.evaluate(scales)) == {f"12,{12 * STEPS}"}
+    expect(page.locator(".quiet")).to_contain_text("learning rate 2.00e-4")
+
+
+def test_the_chosen_row_of_a_live_table_stays_the_sample_that_enter_opens(page: Any, live: Live) -> None:
+    page.goto(f"{live.served.server.address}#/samples/0?sort=-step")
+    page.wait_for_selector(".samples tbody tr")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    chosen = page.locator("tr.at")
+    before = chosen.inner_text()
+    live.goes_on(page)
+    offered = page.get_by_role("button", name=re.compile(f"{GROUPS * SAMPLES} new"))
+    expect(offered).to_be_visible()
+    assert chosen.inner_text() == before
+    expect(page.locator(".samples tbody td").first).to_have_text(str(STEPS - 1))
+    offered.click()
+    expect(page.locator(".samples tbody td").first).to_have_text(str(STEPS))
+    assert chosen.inner_text() == before, "the same sample, further down"
+    key = re.search(r"at=([^&]+)", page.url)
+    page.keyboard.press("Enter")
+    page.wait_for_function("location.hash.includes('/group/')")
+    assert key is not None and key[1] in page.url
+    page.keyboard.press("b")
+    page.wait_for_selector(".samples tbody tr")
+    assert chosen.inner_text() == before, "back returns to the row"
+
+
+def test_the_first_screen_has_state_numbers_curve_and_answers(page: Any, live: Live) -> None:
+    expect(page.locator(".progress")).to_contain_text("running12 of 400 steps")
+    expect(page.locator(".progress")).to_contain_text("left")
+    expect(page.locator(".verdict h1")).to_contain_text("Healthy so far")
+    tiles = page.locator(".tiles li")
+    expect(tiles).to_have_count(3)
+    expect(tiles.first).to_contain_text("held-out0.5from 0.5; 95 %: 0.4 to 0.6")
+    says = page.locator(".says")
+    expect(says).to_contain_text("rollout 11, the newest")
+    expect(says).to_contain_text("what is 0+0?")
+    page.keyboard.press("n")
+    expect(says).to_contain_text("what is 1+1?")
+    live.goes_on(page)
+    expect(says).to_contain_text("rollout 11")
+    expect(says).to_contain_text("what is 1+1?")
+    says.get_by_role("button", name="rollout 12").click()
+    expect(says).to_contain_text("rollout 12, the newest")
+    page.mouse.click(*middle(page))
+    page.wait_for_function("location.hash.includes('/samples/')")
+    expect(page.locator("#filter")).to_have_value(re.compile(r"kind:train step=[67]"))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_pages_have_no_violation_that_axe_finds(
+    page: Any, serve: Serve, tmp_path: Path, theme: str, width: int
+) -> None:
+    pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
+    script = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+    one = serve(killed(tmp_path / "a", STEPS), make_run(tmp_path / "b", STEPS, metrics=Live._row))
+    one.wait(2 * (STEPS * GROUPS * SAMPLES + GROUPS))
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=theme, reduced_motion="reduce")
+    found: dict[str, list[str]] = {}
+    for place in PLACES:
+        page.goto(f"{one.server.address}#/{place}")
+        page.wait_for_selector("main section")
+        page.wait_for_timeout(700)
+        page.evaluate(f"() => {{ {script} }}")
+        wrong = page.evaluate("axe.run().then(told => told.violations)")
+        for one_kind in wrong:
+            nodes = [node["html"][:150] + "".join(one["message"] for one in node["any"]) for node in one_kind["nodes"]]
+            found[f"{place} {one_kind['id']}"] = nodes[:3]
+        over = page.evaluate("document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth")
+        if over > 0:
+            found[f"{place} is {over} pixels too wide"] = []
+    assert found == {}
