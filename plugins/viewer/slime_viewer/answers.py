@@ -173,7 +173,8 @@ def tokens_answer(index: RunIndex, key: str) -> dict[str, Any]:
     found = queries.sample(index, key)
     if found is None:
         raise _missing(f"sample {key}")
-    return {"tokens": found.tokens(), "scales": queries.token_scales(index)}
+    tokens = found.tokens()
+    return {"tokens": None} if tokens is None else {"tokens": tokens, "scales": queries.token_scales(index)}
 
 
 def extremes_answer(index: RunIndex, line: str, column: str, order: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from slime_viewer.lines import dumped, readable
 
 STATIC = Path(__file__).with_name("static")
 _OWN = (
-    *("app", "axes", "charts", "compare", "data", "group", "lanes", "prompt", "run", "samples", "says", "texts"),
-    *("tiles", "tokens", "verdict"),
+    *("app", "axes", "charts", "compare", "data", "group", "lanes", "prompt", "run", "runs", "samples", "says"),
+    *("texts", "tiles", "tokens", "verdict"),
 )
 #: name in an import -> file
 MODULES = {

@@ -33,6 +33,7 @@ from slime_viewer.plugin_panels import PanelBoard
 from slime_viewer.progress import progress
 from slime_viewer.report import export_page
 from slime_viewer.run_files import RunFolder
+from slime_viewer.run_list import RunList, is_folder_of_runs
 
 HOST = "127.0.0.1"
 #: seconds from a look at the files of a run to the next: at least, and at most
@@ -148,21 +149,27 @@ class ViewServer:
         """Open the run folders.
 
         Args:
-            folders: The runs.
+            folders: The runs, and folders of runs.
             build: Builds panels of plugins; None: there are none.
             panels: Panels to draw in addition to those that a run's configuration names.
 
         Raises:
             DataError: One is missing or no run folder.
         """
-        self.runs = [WatchedRun(folder, build, panels) for folder in folders]
+        self._options = (build, panels)
+        self.list = RunList([folder for folder in folders if is_folder_of_runs(folder)])
+        #: those that are looked at; of a folder's, those that somebody has opened
+        self.runs = [WatchedRun(folder, build, panels) for folder in folders if folder not in self.list.roots]
+        self._opening = threading.Lock()
         self.token = secrets.token_urlsafe(24)
         self.port = 0
         self._page, self._policy = live_page()
         self._runner: web.AppRunner | None = None
         self._questions: dict[str, Callable[[Query], Any]] = {
             "state": self._state,
-            "runs": lambda _: {"runs": [run.answer() for run in self.runs]},
+            "runs": lambda _: {"runs": [run.answer() for run in self.runs], "listed": bool(self.list.roots)},
+            "folder": lambda _: {"rows": self.list.rows(), "roots": [str(root) for root in self.list.roots]},
+            "open": lambda query: {"run": self._opened(query.get("path", ""))},
             "run": lambda query: self._run(query).answer(),
             "series": self._about_a_run(
                 lambda run, query: answers.series_answer(run.folder.metrics, query.get("names", "").split("\n"))
@@ -299,6 +306,17 @@ class ViewServer:
         if number is None or number >= len(self.runs):
             raise DataError(f"there is no run {query.get(name)}: slime view was started with {len(self.runs)}")
         return self.runs[number]
+
+    def _opened(self, name: str) -> int:
+        """The number of a run of the list, which is watched from now on."""
+        path = self.list.path_of(name)
+        with self._opening:
+            known = [run.folder.path for run in self.runs]
+            if path not in known:
+                run = WatchedRun(path, *self._options)
+                run.start()
+                self.runs.append(run)
+            return [run.folder.path for run in self.runs].index(path)
 
     def _about_a_run(self, ask: Callable[[WatchedRun, Query], Any]) -> Callable[[Query], Any]:
         def alone(query: Query) -> Any:

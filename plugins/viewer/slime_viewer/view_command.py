@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from slime_viewer.demo import Demo
 
 _T = TypeVar("_T")
+#: where runs are, if nobody says otherwise
+OUTPUTS = Path("outputs")
 _HELP = """\
-usage: slime view RUN [RUN ...] [--port PORT] [--panel NAME ...]
+usage: slime view [RUN ...] [--port PORT] [--panel NAME ...]
        slime view --demo [DIR] [--port PORT] [--panel NAME ...]
 
 Show run folders in the browser, while the runs go on or after them: curves,
 what went wrong, samples by filter and text, groups, conversations, one prompt
-through the run, two runs compared. The page is served on this machine alone
+through the run, two runs compared. RUN may be a folder of runs, which are
+listed while they come and go; without RUN it is outputs/. The page is served on this machine alone
 (127.0.0.1), to whoever has the address that is printed; nothing can be
 changed with it. On a server, forward the port: ssh -L PORT:127.0.0.1:PORT HOST
 
@@ -45,9 +48,9 @@ Ctrl-C ends it. `slime show` prints a run in the terminal.
 
 def run(argv: Sequence[str]) -> int:
     """The command; returns its exit code. Raises `ConfigError`."""
-    if not argv or {"-h", "--help"} & set(argv):
+    if {"-h", "--help"} & set(argv):
         print(_HELP, end="")
-        return 0 if argv else 2
+        return 0
     parser = Arguments("slime view")
     parser.add_argument("runs", metavar="RUN", nargs="*", type=Path)
     parser.add_argument("--demo", metavar="DIR", nargs="?", const="")
@@ -56,15 +59,21 @@ def run(argv: Sequence[str]) -> int:
     stated = parser.read(argv)
     if not 0 <= stated.port < 2**16:
         raise ConfigError(f"--port {stated.port} is no port; expected 1 to 65535, or none for a free one")
-    demo = None
-    if bool(stated.runs) == (stated.demo is not None):
-        found = "both" if stated.runs else "neither"
-        raise ConfigError(f"slime view: expected run folders, or --demo, which makes a run of its own; got {found}")
+    demo, runs = None, list(stated.runs)
+    if runs and stated.demo is not None:
+        raise ConfigError("slime view: expected run folders, or --demo, which makes a run of its own; got both")
+    if not runs and stated.demo is None:
+        if not OUTPUTS.is_dir():
+            raise ConfigError(
+                f"slime view without a run lists those in {OUTPUTS}/, which is not here: name a run folder or a folder"
+                " of runs, or see a small run with --demo"
+            )
+        runs = [OUTPUTS]
     if stated.demo is not None:
         from slime_viewer.demo import Demo
 
         demo = Demo(Path(stated.demo) if stated.demo else None)
-    return asyncio.run(_serve(stated.runs, stated.port, stated.panel, demo))
+    return asyncio.run(_serve(runs, stated.port, stated.panel, demo))
 
 
 def _panel_builder() -> BuildPanel:
@@ -119,6 +128,8 @@ async def _show(
     try:
         for watched in server.runs:
             print(f"{watched.folder.path}  index of the samples: {watched.reader.path}")
+        for root in server.list.roots:
+            print(f"{root}  {len(server.list.paths())} runs")
         print(f"open {server.address}", flush=True)
         if demo is not None:
             try:

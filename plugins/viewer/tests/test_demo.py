@@ -43,11 +43,14 @@ def instead_of_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: 
 _BEGIN = 'mkdir "$3/run"; echo "[run]" > "$3/run/config.toml"; echo "it begins"'
 
 
-def test_runs_and_a_demo_are_one_or_the_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_runs_and_a_demo_are_one_or_the_other(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["view", str(tmp_path), "--demo", str(tmp_path / "new")]) == 2
     assert "expected run folders, or --demo, which makes a run of its own; got both" in capsys.readouterr().err
     assert main(["view", "--port", "0"]) == 2
-    assert "got neither" in capsys.readouterr().err
+    assert "lists those in outputs/, which is not here" in capsys.readouterr().err
 
 
 def test_a_folder_with_files_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

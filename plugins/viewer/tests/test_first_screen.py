@@ -166,6 +166,25 @@ def test_the_first_screen_has_state_numbers_curve_and_answers(page: Any, live: L
     expect(page.locator("#filter")).to_have_value(re.compile(r"kind:train step=[67]"))
 
 
+def test_the_runs_of_a_folder_are_listed_opened_and_compared(page: Any, serve: Serve, tmp_path: Path) -> None:
+    for name, steps in (("one", 6), ("two", 8)):
+        make_run(tmp_path / "outputs" / name, steps, metrics=Live._row)
+    page.goto(serve(tmp_path / "outputs").server.address)
+    rows = page.locator("table.runs tbody tr")
+    expect(rows).to_have_count(2)
+    make_run(tmp_path / "outputs" / "three", 7)
+    expect(rows).to_have_count(3)
+    page.get_by_role("button", name="steps").click()
+    expect(rows.locator("td:nth-child(2)")).to_have_text(["one", "three", "two"])
+    page.get_by_label("compare one").check()
+    page.get_by_label("compare two").check()
+    page.get_by_role("button", name="Compare the two").click()
+    expect(page.locator("main")).to_contain_text("Metrics at the end")
+    page.keyboard.press("0")
+    page.get_by_role("button", name="three").click()
+    expect(page.locator(".progress")).to_contain_text("7 steps")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
 def test_pages_have_no_violation_that_axe_finds(

@@ -77,10 +77,10 @@ def test_a_report_reads_only_the_newest_samples_and_thins_long_curves(
     monkeypatch.setattr(module, "_STEPS", 10)
     write_report_page(folder, "finished")
     data = data_of(folder)
-    assert data["run"]["index"]["samples"] == 3 * GROUPS * SAMPLES + GROUPS
-    assert {sample["step"] for sample in data["samples"]} <= {27, 28, 29, 30}
+    assert data["run"]["index"]["samples"] == 2 * GROUPS * SAMPLES + GROUPS
+    assert {sample["step"] for sample in data["samples"]} <= {28, 29, 30}
     assert data["series"]["steps"] == list(range(0, 30, 3))
-    assert "of rollouts 27 to 29 and of the evaluation after 30 rollouts, of which the newest 0 MiB" in data["note"]
+    assert "of rollouts 28 to 29 and of the evaluation after 30 rollouts, of which the newest 0 MiB" in data["note"]
 
 
 def test_a_report_has_the_first_groups_of_a_rollout_that_is_too_large_for_it(

@@ -4,6 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { address, allKeys, fixed, get, go, html, place, Trouble, useData, useKeys } from "slime/data";
 import { counted } from "slime/verdict";
 import { Run } from "slime/run";
+import { Runs } from "slime/runs";
 import { Samples } from "slime/samples";
 import { Conversation, Group } from "slime/group";
 import { Visits } from "slime/prompt";
@@ -60,6 +61,7 @@ function App() {
   }, []);
   const { data, error } = useData("runs", {}, version);
   const runs = data?.runs || [];
+  const listed = data?.listed;
   const { view = "", parts } = place();
   const id = +(parts[0] || 0);
   const [a, b] = view == "compare" ? [id, +(parts[1] ?? 1)] : [id, id ? 0 : 1];
@@ -73,6 +75,7 @@ function App() {
           w: ["next run", () => go(address("run", [(id + 1) % runs.length]))],
         }
       : {}),
+    ...(listed ? { 0: ["all runs", () => go(address("runs", []))] } : {}),
     b: ["back", () => history.back()],
     "?": ["keys", () => setHelp(on => !on)],
     Escape: ["close", () => setHelp(false)],
@@ -83,8 +86,13 @@ function App() {
   }, [run?.name]);
   // A view is made anew for another run or sample, so that it begins at its top.
   useEffect(() => scrollTo(0, 0), [view, parts.join("/")]);
-  if (!runs.length)
+  if (!runs.length && !(listed && (view == "runs" || !view)))
     return error ? html`<main><${Trouble} text=${error} /></main>` : html`<main class="dim">loading</main>`;
+  if (listed && (view == "runs" || !view))
+    return html`
+      <nav><b>slime</b></nav>
+      <main><${Guard}><${Runs} version=${version} /><//></main>
+    `;
   if (!run) return html`<main><${Trouble} text="There is no such run." /></main>`;
   const View = VIEWS[view] || Run;
   const link = (name, to, on) => html`<a class=${on ? "on" : ""} href=${to}>${name}</a>`;
@@ -112,7 +120,7 @@ function App() {
         `
       }
       <span class="right">
-        ${link("Run", address("run", [id]), !view || view == "run")}
+        ${listed && link("Runs", address("runs", []), false)} ${link("Run", address("run", [id]), !view || view == "run")}
         ${link("Samples", address("samples", [id]), ["samples", "group", "sample", "prompt"].includes(view))}
         ${!fixed && link("Tokens", address("tokens", [id]), view == "tokens")}
         ${runs.length > 1 && link("Compare", address("compare", [a, b]), view == "compare")}

@@ -253,7 +253,7 @@ function Drawing({ id, one }) {
   return html`
     <article class="wide">
       <b>${visible(one.title)}</b>
-      <div class="scroll">
+      <div class="scroll" tabindex="0">
         <table class="entries">
           <thead>
             <tr>
@@ -313,7 +313,7 @@ function Entries({ title, rows }) {
             aria-label=${"find in " + title} />
         </label>
       </h2>
-      <div class="tall">
+      <div class="tall" tabindex="0">
         <table class="entries">
           ${found.map(
             ([name, value]) => html`

@@ -134,7 +134,7 @@ export function Samples({ id, run, version }) {
         `
       }
       ${fixed && html`<p class="dim">${fixed.note}</p>`} ${error && html`<${Trouble} text=${error} />`}
-      <div class="scroll">
+      <div class="scroll" tabindex="0">
         <table class=${"samples" + (waiting ? " old" : "")}>
           <thead>
             <tr>

@@ -23,7 +23,7 @@ export function Says({ id, run, version }) {
     setStep(data.newest);
   };
   const answer = (one, title) => html`
-    <div class="answer">
+    <div class="answer" tabindex="0">
       <b>${title}</b>
       <span>reward <${Reward} of=${one.reward} />${one.status == "completed" ? "" : `, ${one.status}`}</span>
       <${Text} text=${one.row?.response} />
@@ -54,7 +54,7 @@ export function Says({ id, run, version }) {
       ${
         data?.groups > 0 &&
         html`
-          <div class="asked"><b>prompt</b><${Text} text=${plain(asked)} /></div>
+          <div class="asked" tabindex="0"><b>prompt</b><${Text} text=${plain(asked)} /></div>
           ${row?.label != null && html`<p class="dim">label: ${visible(plain(row.label))}</p>`}
           ${answer(data.best, equal ? "answer" : "best answer")}
           ${data.worst && answer(data.worst, equal ? "another answer" : "worst answer")}

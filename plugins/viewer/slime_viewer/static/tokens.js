@@ -234,7 +234,7 @@ export function Tokens({ id, version }) {
         rows.length > 0
           ? html`
               <p class="dim">${visible(data.column)}: ${MEANING[data.column] || "named by a plugin"}</p>
-              <div class="scroll">
+              <div class="scroll" tabindex="0">
                 <table class="samples">
                   <thead>
                     <tr>

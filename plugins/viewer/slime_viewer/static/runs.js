@@ -1,0 +1,120 @@
+// The runs of a folder: one row each, new ones by themselves; a click opens one, and two can be compared.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { address, get, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
+import { lasting } from "slime/axes";
+import { counted } from "slime/verdict";
+import { visible } from "slime/texts";
+
+const COLUMNS = [
+  ["name", "run"],
+  ["state", "state"],
+  ["held", "held-out"],
+  ["reward", "reward"],
+  ["done", "steps"],
+  ["when", "last written"],
+];
+const EVERY_MS = 4000;
+const ago = when => `${lasting(Math.max(1, Date.now() / 1000 - when))} ago`;
+
+export function Runs() {
+  const { sort = "-when", at } = place().params;
+  const [look, again] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => document.hidden || again(n => n + 1), EVERY_MS);
+    return () => clearInterval(timer);
+  }, []);
+  const { data, error } = useData("folder", {}, look);
+  const [trouble, setTrouble] = useState("");
+  const [checked, setChecked] = useState([]);
+  const by = sort.replace("-", ""),
+    turn = sort[0] == "-" ? -1 : 1;
+  const rows = [...(data?.rows || [])].sort((a, b) => {
+    if (a[by] == null || b[by] == null) return (a[by] == null) - (b[by] == null);
+    return turn * (a[by] < b[by] ? -1 : a[by] > b[by] ? 1 : 0);
+  });
+  const now = useRef(rows);
+  now.current = rows;
+  const number = () =>
+    Math.max(
+      0,
+      now.current.findIndex(row => row.path == place().params.at),
+    );
+  const opened = path => get("open", { path }).then(answer => answer.run);
+  const open = path =>
+    opened(path).then(
+      run => go(address("run", [run])),
+      error => setTrouble(error.message),
+    );
+  const compare = () =>
+    Promise.all(checked.slice(0, 2).map(opened)).then(
+      ([one, other]) => go(address("compare", [one, other])),
+      error => setTrouble(error.message),
+    );
+  const move = step =>
+    restate({ at: now.current[Math.max(0, Math.min(number() + step, now.current.length - 1))]?.path });
+  const order = name => restate({ sort: sort == name ? "-" + name : name });
+  const check = path =>
+    setChecked(old => (old.includes(path) ? old.filter(one => one != path) : [...old, path].slice(-2)));
+  useEffect(() => reveal("tr.at"), [at]);
+  useKeys({
+    j: ["next run", () => move(1)],
+    k: ["previous run", () => move(-1)],
+    x: ["choose it for a comparison", () => now.current.length && check(now.current[number()].path)],
+    Enter: ["open the run", () => now.current.length && open(now.current[number()].path)],
+  });
+  if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
+  return html`
+    <section>
+      <h1>
+        Runs <small class="dim">${data.roots.map(visible).join(", ")}</small>
+        ${checked.length == 2 && html`<button onClick=${compare}>Compare the two</button>`}
+      </h1>
+      ${trouble && html`<${Trouble} text=${trouble} />`}
+      ${!rows.length && html`<p class="dim">No runs yet; new ones appear by themselves.</p>`}
+      ${
+        rows.length > 0 &&
+        html`
+          <div class="scroll" tabindex="0">
+            <table class="samples runs">
+              <thead>
+                <tr>
+                  <td></td>
+                  ${COLUMNS.map(
+                    ([name, title]) => html`
+                      <th aria-sort=${by != name ? "none" : turn > 0 ? "ascending" : "descending"}>
+                        <button class="plain" onClick=${() => order(name)}>
+                          ${title}${by != name ? "" : turn > 0 ? " ↑" : " ↓"}
+                        </button>
+                      </th>
+                    `,
+                  )}
+                </tr>
+              </thead>
+              <tbody>
+                ${rows.map(
+                  row => html`
+                    <tr key=${row.path} class=${row.path == at ? "at" : ""}>
+                      <td>
+                        <input
+                          type="checkbox"
+                          aria-label=${`compare ${row.name}`}
+                          checked=${checked.includes(row.path)}
+                          onChange=${() => check(row.path)} />
+                      </td>
+                      <td><button class="plain link" onClick=${() => open(row.path)}>${visible(row.name)}</button></td>
+                      <td><span class=${"state " + row.state}>${row.state}</span></td>
+                      <td>${row.held == null ? "·" : short(+row.held.toPrecision(3))}</td>
+                      <td>${row.reward == null ? "·" : short(+row.reward.toPrecision(3))}</td>
+                      <td>${counted(row)}</td>
+                      <td>${row.when ? ago(row.when) : "·"}</td>
+                    </tr>
+                  `,
+                )}
+              </tbody>
+            </table>
+          </div>
+        `
+      }
+    </section>
+  `;
+}
