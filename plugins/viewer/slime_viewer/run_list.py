@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +29,14 @@ class RunList:
 
     roots: Sequence[Path]
     _known: dict[Path, RunFolder] = field(default_factory=dict)
+    #: held by whoever reads: several pages may ask at once
+    _reading: threading.Lock = field(default_factory=threading.Lock)
 
     def rows(self) -> list[dict[str, Any]]:
         """What is told of each run, the newest first."""
         found = sorted(((_changed(path), path) for path in self.paths()), reverse=True)[:_MOST]
-        return [row for changed, path in found if (row := self._row(path, changed)) is not None]
+        with self._reading:
+            return [row for changed, path in found if (row := self._row(path, changed)) is not None]
 
     def paths(self) -> list[Path]:
         """The run folders."""

@@ -135,7 +135,7 @@ export function Compare({ runs, parts: [first, second], version }) {
       ${
         differ.length
           ? html`
-              <table class="samples">
+              <div class="scroll" tabindex="0"><table class="samples">
                 <thead>
                   <tr>
                     <th>prompt</th>
@@ -163,7 +163,7 @@ export function Compare({ runs, parts: [first, second], version }) {
                     </tr>
                   `,
                 )}
-              </table>
+              </table></div>
             `
           : !data.prompts.length && html`<p class="dim">The runs have no prompt of this kind in common.</p>`
       }
