@@ -9,7 +9,7 @@ _GIB, _MIB = 2.0**-30, 2.0**-20
 
 
 @dataclass(frozen=True)
-class Words:
+class MetricWords:
     """A metric for people: its value times `factor` is in `unit`."""
 
     title: str
@@ -18,39 +18,39 @@ class Words:
 
 
 _KNOWN = {
-    "rollout/reward_mean": Words("reward"),
-    "rollout/reward_std": Words("spread of rewards"),
-    "rollout/zero_std_ratio": Words("groups of equal reward", "%", 100.0),
-    "rollout/truncated_ratio": Words("answers cut off", "%", 100.0),
-    "rollout/response_length_mean": Words("answer length", "tokens"),
-    "rollout/response_length_max": Words("longest answer", "tokens"),
-    "rollout/response_length_min": Words("shortest answer", "tokens"),
-    "rollout/samples": Words("samples a step"),
-    "rollout/tokens": Words("tokens a step"),
-    "rollout/tokens_per_s": Words("generated", "tokens/s"),
-    "rollout/failed": Words("failed samples"),
-    "rollout/aborted": Words("aborted samples"),
-    "train/loss": Words("loss"),
-    "train/kl": Words("KL to the reference", "nats/token"),
-    "train/entropy": Words("entropy", "nats/token"),
-    "train/logprob_gap_mean": Words("log-prob gap, engine to trainer", "nats/token"),
-    "train/logprob_gap_max": Words("largest log-prob gap", "nats"),
-    "train/staleness_mean": Words("staleness", "rollouts"),
-    "train/staleness_max": Words("largest staleness", "rollouts"),
-    "train/grad_norm": Words("gradient norm"),
-    "train/lr": Words("learning rate"),
-    "train/clip_fraction": Words("clipped tokens", "%", 100.0),
-    "train/clip_fraction_low": Words("clipped from below", "%", 100.0),
-    "train/clip_fraction_high": Words("clipped from above", "%", 100.0),
-    "train/advantage_zero_fraction": Words("tokens without advantage", "%", 100.0),
-    "train/engine_ess": Words("effective sample size", "%", 100.0),
-    "time/step": Words("time of a step", "s"),
-    "time/kernel_overhead": Words("kernel overhead", "s"),
-    "ledger/in_flight": Words("prompts in flight"),
-    "ledger/buffered": Words("prompts buffered"),
-    "ledger/dropped": Words("prompts dropped"),
-    "ledger/regenerated": Words("prompts generated again"),
-    "synced_bytes": Words("weights sent a sync", "MiB", _MIB),
+    "rollout/reward_mean": MetricWords("reward"),
+    "rollout/reward_std": MetricWords("spread of rewards"),
+    "rollout/zero_std_ratio": MetricWords("groups of equal reward", "%", 100.0),
+    "rollout/truncated_ratio": MetricWords("answers cut off", "%", 100.0),
+    "rollout/response_length_mean": MetricWords("answer length", "tokens"),
+    "rollout/response_length_max": MetricWords("longest answer", "tokens"),
+    "rollout/response_length_min": MetricWords("shortest answer", "tokens"),
+    "rollout/samples": MetricWords("samples a step"),
+    "rollout/tokens": MetricWords("tokens a step"),
+    "rollout/tokens_per_s": MetricWords("generated", "tokens/s"),
+    "rollout/failed": MetricWords("failed samples"),
+    "rollout/aborted": MetricWords("aborted samples"),
+    "train/loss": MetricWords("loss"),
+    "train/kl": MetricWords("KL to the reference", "nats/token"),
+    "train/entropy": MetricWords("entropy", "nats/token"),
+    "train/logprob_gap_mean": MetricWords("log-prob gap, engine to trainer", "nats/token"),
+    "train/logprob_gap_max": MetricWords("largest log-prob gap", "nats"),
+    "train/staleness_mean": MetricWords("staleness", "rollouts"),
+    "train/staleness_max": MetricWords("largest staleness", "rollouts"),
+    "train/grad_norm": MetricWords("gradient norm"),
+    "train/lr": MetricWords("learning rate"),
+    "train/clip_fraction": MetricWords("clipped tokens", "%", 100.0),
+    "train/clip_fraction_low": MetricWords("clipped from below", "%", 100.0),
+    "train/clip_fraction_high": MetricWords("clipped from above", "%", 100.0),
+    "train/advantage_zero_fraction": MetricWords("tokens without advantage", "%", 100.0),
+    "train/engine_ess": MetricWords("effective sample size", "%", 100.0),
+    "time/step": MetricWords("time of a step", "s"),
+    "time/kernel_overhead": MetricWords("kernel overhead", "s"),
+    "ledger/in_flight": MetricWords("prompts in flight"),
+    "ledger/buffered": MetricWords("prompts buffered"),
+    "ledger/dropped": MetricWords("prompts dropped"),
+    "ledger/regenerated": MetricWords("prompts generated again"),
+    "synced_bytes": MetricWords("weights sent a sync", "MiB", _MIB),
 }
 #: beginnings and ends of names whose unit they say
 _UNITS = (
@@ -65,7 +65,7 @@ _UNITS = (
 )
 
 
-def words(name: str) -> Words:
+def words(name: str) -> MetricWords:
     """What a metric is called."""
     if name in _KNOWN:
         return _KNOWN[name]
@@ -75,10 +75,10 @@ def words(name: str) -> Words:
     )
     if name.startswith("eval/"):
         held_out, _, rest = name.removeprefix("eval/").partition("/")
-        return Words(f"{held_out}: {_plain(rest)}" if rest else held_out, unit, factor)
+        return MetricWords(f"{held_out}: {_plain(rest)}" if rest else held_out, unit, factor)
     # Of a metric of the loop itself the group says little; of those of plugins it says whose they are.
     _, _, rest = name.partition("/")
-    return Words(_plain(rest or name), unit, factor)
+    return MetricWords(_plain(rest or name), unit, factor)
 
 
 def all_words(names: Iterable[str]) -> dict[str, tuple[str, str, float]]:
