@@ -181,12 +181,27 @@ def doubts(devices: Devices) -> Iterator[str]:
 
 
 def device_notes(config: RunConfig) -> list[str]:
-    """Problems and doubts about this machine's GPUs, of a run that is to use them and them alone."""
+    """What is to be said of this machine's GPUs: of a run that is to use them, and of one that cannot see them."""
     cluster = config.cluster
-    if not config.on_gpu or cluster.ray_address is not None or cluster.actor_num_nodes > 1:
+    if cluster.ray_address is not None or cluster.actor_num_nodes > 1:
         return []
+    if not config.on_gpu:
+        return [*_hidden()]
     devices = find_devices()
     return [*problems(devices, find_packages()), *doubts(devices)]
+
+
+def _hidden() -> Iterator[str]:
+    """Why a run is on the CPU, if the machine has GPUs."""
+    # Asked only then: on a machine without GPUs the driver's tool may wait for a minute.
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return
+    devices = find_devices()
+    if devices.gpus and not devices.usable():
+        yield (
+            f"the run computes on the CPU: CUDA_VISIBLE_DEVICES={visible!r} hides the GPUs of this machine,"
+            f" {_listed(devices.gpus)}. Unset it to use them"
+        )
 
 
 def _visibility_problems(devices: Devices) -> Iterator[str]:

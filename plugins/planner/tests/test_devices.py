@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slime.config import RunConfig
+from slime.config.defaults import resolve
 from slime_planner import devices as module
 from slime_planner.devices import Devices, Gpu, Packages, Tenant, device_notes, doubts, find_packages, problems
 from slime_planner.doctor import package_problems, run
@@ -138,6 +139,22 @@ def test_runs_on_gpus_of_this_machine_alone_have_notes(fake_nvidia_smi: Callable
     assert notes(device="cpu") == notes(device="cuda", ray_address="head:6379") == []
     assert notes(device="cuda", actor_num_nodes=2) == []
     assert any("470.1" in note or "CPU alone" in note for note in notes(device="cuda"))
+
+
+def test_a_run_that_auto_puts_on_the_cpu_says_why(
+    fake_nvidia_smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvidia_smi()
+    for visible in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        [note] = device_notes(resolve(RunConfig()))
+        assert f"on the CPU: CUDA_VISIBLE_DEVICES={visible!r} hides the GPUs of this machine, 0 (NVIDIA H100" in note
+    for visible in ("1", "0,1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert device_notes(resolve(RunConfig.model_validate({"cluster": {"device": "cpu"}}))) == []
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_notes(resolve(RunConfig())) == []
 
 
 @pytest.mark.parametrize(
