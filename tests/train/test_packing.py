@@ -15,13 +15,14 @@ from tests.train.harness import alone, make_batch
 from slime.train.attention import PackedAttention, PackedSequences, plan_attention
 from slime.train.layers import Norm, packed_positions, rms_norm, rotary_thd
 from slime.train.packing import PackingRule
+from slime.train.token_record import TokenRecord
 
 CPU = torch.device("cpu")
 
 
-def rule(tp: int = 1, cp: int = 1, cp_rank: int = 0) -> PackingRule:
+def rule(tp: int = 1, cp: int = 1, cp_rank: int = 0, device: torch.device = CPU) -> PackingRule:
     return PackingRule(
-        tensor_parallel_size=tp, sequence_parallel=tp > 1, cp_size=cp, cp_rank=cp_rank, device=CPU, tp_rank=0
+        tensor_parallel_size=tp, sequence_parallel=tp > 1, cp_size=cp, cp_rank=cp_rank, device=device, tp_rank=0
     )
 
 
@@ -101,8 +102,7 @@ def test_packed_attention_equals_attention_sequence_by_sequence(lengths: list[in
     total = sum(lengths)
     q, k, v = (torch.randn(total, heads, 8, requires_grad=True) for heads in (4, 2, 2))
     weight = torch.randn(total, 32)
-    packed = rule().pack(make_batch(samples=1), alone([0])).packed
-    packed.cu_seqlens_q = torch.tensor([0, *lengths]).cumsum(0)
+    packed = PackedSequences(cu_seqlens_q=torch.tensor([0, *lengths]).cumsum(0))
     out = PackedAttention(_Config())(q, k, v, None, packed_seq_params=packed)
     got = torch.autograd.grad((out * weight).sum(), (q, k, v))
     parts = []
@@ -169,6 +169,32 @@ def test_every_kind_of_rotary_embedding_equals_megatron(kind: dict[str, Any]) ->
     assert (got - want).abs().max() < 1e-6
     ours, theirs = (torch.autograd.grad((out * weight).sum(), t, retain_graph=True)[0] for out in (got, want))
     assert (ours - theirs).abs().max() < 1e-6
+
+
+def test_nothing_that_the_device_has_is_waited_for() -> None:
+    """On torch's device without memory, an operation whose result the host must know is an error."""
+    nowhere = torch.device("meta")
+    batch, record = make_batch(samples=5), TokenRecord(len(make_batch(samples=5).loss_masks.flat), nowhere)
+    packed = rule(device=nowhere).pack(batch, alone(range(5)))
+    tokens = packed.tokens.numel()
+    query, key, value = (torch.empty(tokens, heads, 16, device=nowhere, requires_grad=True) for heads in (4, 2, 2))
+    freqs = torch.empty(64, 1, 1, 16, device=nowhere)
+    turned = [rotary_thd(t, packed.packed.cu_seqlens_q, freqs) for t in (query, key)]
+    out = PackedAttention(_Config())(*turned, value, None, packed_seq_params=packed.packed)
+    out.sum().backward()
+    assert query.grad is not None and out.shape == (tokens, 64)
+    mask = torch.ones(packed.sequence_ids.numel(), device=nowhere)
+    record.add(packed, mask, {"logprob": mask})
+    with pytest.raises(RuntimeError, match="meta"):
+        packed.tokens.tolist()
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+def test_the_host_knows_lengths_and_positions(cp: int) -> None:
+    packed = rule(cp=cp, cp_rank=cp - 1).pack(make_batch(samples=5), alone(range(5))).packed
+    assert [*packed.lengths] == packed.cu_seqlens_q.diff().tolist()
+    assert packed.max_seqlen_q == max(packed.lengths)
+    assert torch.equal(packed.cu_seqlens_q.slime_positions, packed_positions(packed.cu_seqlens_q, cp, cp - 1))
 
 
 def test_values_may_have_another_size_than_keys() -> None:

@@ -57,6 +57,8 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]  # Megatron has no
 
     #: one for each sequence; None if all of them start anew
     prefixes: Sequence[Prefix] | None = None
+    #: those of the sequences; None: they are read from the device, which keeps the host waiting
+    lengths: Sequence[int] | None = None
     #: of the micro-batch, once its first layer has run
     plan: AttentionPlan | None = None
 
@@ -136,7 +138,7 @@ def plan_attention(
             seen = before if (before != before[0]).any() else before[:1]
             mask = span.unsqueeze(1) <= seen.unsqueeze(2) + torch.arange(longest).view(1, -1, 1)
             added = torch.zeros(mask.shape, dtype=like.dtype).masked_fill_(~mask, -math.inf)
-            buckets.append(Bucket(len(group), longest, span.size(1), added.unsqueeze(1).to(device)))
+            buckets.append(Bucket(len(group), longest, span.size(1), added.unsqueeze(1).to(device, non_blocking=True)))
             continue
         if cp_size == 1:
             key_rows.append(query_rows[-1])
@@ -155,7 +157,7 @@ def plan_attention(
             here = packed_positions(torch.tensor([0, lengths[i]]), cp_size, cp_rank)
             query_positions[k, : here.numel()] = here
         mask = query_positions.unsqueeze(2) >= torch.arange(longest).view(1, 1, -1)
-        buckets.append(Bucket(len(group), longest // cp_size, longest, mask.unsqueeze(1).to(device)))
+        buckets.append(Bucket(len(group), longest // cp_size, longest, mask.unsqueeze(1).to(device, non_blocking=True)))
     queries = _gather(torch.cat(query_rows), device)
     plain = cp_size == 1 and all(bucket.mask is None for bucket in buckets)
     keys = queries if plain else _gather(torch.cat(key_rows), device)
@@ -200,7 +202,7 @@ def _gather(rows: Tensor, device: torch.device) -> Gather:
     slot_of_row = filled[torch.from_numpy(np.unique(rows[filled].numpy(), return_index=True)[1])]
     repeats = torch.ones_like(rows, dtype=torch.bool).index_fill_(0, slot_of_row, False) & (rows >= 0)
     parts = rows.clamp(min=0), slot_of_row, (rows < 0).nonzero().squeeze(1), repeats.nonzero().squeeze(1)
-    slots, own, empty, repeated = (part.to(device) for part in parts)
+    slots, own, empty, repeated = (part.to(device, non_blocking=True) for part in parts)
     return Gather(slots, own, empty, repeated, torch.equal(rows, torch.arange(len(slot_of_row))))
 
 
@@ -258,9 +260,8 @@ class PackedAttention(torch.nn.Module):
             ends = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
             assert packed.prefixes is None or hasattr(ends, "slime_positions"), "`rotary_thd` would count from 0"
             size, rank = (1, 0) if self.cp_group is None else (self.cp_group.size(), self.cp_group.rank())
-            packed.plan = plan_attention(
-                ends.diff().tolist(), prefixes=packed.prefixes, cp_size=size, cp_rank=rank, like=query
-            )
+            lengths = ends.diff().tolist() if packed.lengths is None else packed.lengths
+            packed.plan = plan_attention(lengths, prefixes=packed.prefixes, cp_size=size, cp_rank=rank, like=query)
         return packed.plan
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import megatron.core.optimizer as megatron_optimizer
 import megatron.core.optimizer.distrib_optimizer as distributed_optimizer
 import torch
+from megatron.core.optimizer import clip_grads
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch import Tensor
 from torch.optim.adam import adam
 
 from slime.config.learning_rate import require_order, warmup_and_decay
@@ -18,6 +20,9 @@ from slime.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
+
+#: numbers that are updated together
+_AT_ONCE = 1 << 26
 
 
 def build_scheduler(
@@ -131,30 +136,48 @@ class GroupStepAdam(torch.optim.Optimizer):
                 if not self.state[p]:
                     self.state[p]["exp_avg"] = torch.zeros_like(p)
                     self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
-            if not params:
-                continue
-            adam(
-                params,
-                [p.grad for p in params],
-                [self.state[p]["exp_avg"] for p in params],
-                [self.state[p]["exp_avg_sq"] for p in params],
-                [],
-                [torch.tensor(float(group["step"] - 1)) for _ in params],
-                foreach=True,
-                decoupled_weight_decay=self.adam_w_mode,
-                amsgrad=False,
-                maximize=False,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-            )
+            for part in _parts(params):
+                adam(
+                    part,
+                    [p.grad for p in part],
+                    [self.state[p]["exp_avg"] for p in part],
+                    [self.state[p]["exp_avg_sq"] for p in part],
+                    [],
+                    [torch.tensor(float(group["step"] - 1)) for _ in part],
+                    foreach=True,
+                    decoupled_weight_decay=self.adam_w_mode,
+                    amsgrad=False,
+                    maximize=False,
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    lr=group["lr"],
+                    weight_decay=group["weight_decay"],
+                    eps=group["eps"],
+                )
+
+
+def _parts(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """The parameters, at most `_AT_ONCE` numbers together, or a larger one alone: torch's update copies as much."""
+    part: list[Tensor] = []
+    for parameter in params:
+        if part and sum(p.numel() for p in part) + parameter.numel() > _AT_ONCE:
+            yield part
+            part = []
+        part.append(parameter)
+    if part:
+        yield part
+
+
+def _l2_norm(_chunk: int, _overflow: Tensor, tensors: list[list[Tensor]], _each: bool) -> tuple[Tensor, None]:
+    """[1] the norm of all tensors together, as Megatron computes it, whose own form waits for the device at each."""
+    norms = torch._foreach_norm(tensors[0], dtype=torch.float32)
+    return torch.linalg.vector_norm(torch.stack(norms)).view(1), None
 
 
 def install_adam() -> None:
-    """Make Megatron use `GroupStepAdam` if neither TransformerEngine nor Apex is installed."""
+    """Make Megatron use `GroupStepAdam`, and our norm, if neither TransformerEngine nor Apex is installed."""
     if megatron_optimizer.USING_PYTORCH_OPTIMIZER:
+        clip_grads.l2_norm_impl = _l2_norm
         megatron_optimizer.Adam = distributed_optimizer.Adam = GroupStepAdam
         megatron_optimizer.USING_PYTORCH_OPTIMIZER = False
         distributed_optimizer.HAVE_APEX_OR_TE = distributed_optimizer.USING_APEX_OPTIMIZER = True

@@ -136,22 +136,26 @@ class PackingRule:
             chosen = None if chosen is None else chosen[mine]
         before = torch.tensor([prefix.length for prefix in prefixes])
         positions = positions + before.repeat_interleave(ends.diff() // self.cp_size)
-        positions = positions.to(self.device)
+        positions = self._there(positions)
         share = run / step_tokens if counts and step_tokens else 0.0
         return PackedMicroBatch(
             samples=tuple(samples),
             counts=counts,
-            tokens=tokens.unsqueeze(0).to(self.device),
+            tokens=self._there(tokens.unsqueeze(0)),
             positions=positions.unsqueeze(0),
-            packed=self._sequences(ends.to(self.device), prefixes, positions, int((before + ends.diff()).max())),
-            rows=predicting.to(self.device),
-            targets=predicted.to(self.device),
-            slots=None if slots is None else slots.to(self.device),
-            sequence_ids=torch.from_numpy(np.concatenate(sequence_ids)).to(self.device),
-            token_ids=torch.from_numpy(taken).to(self.device),
-            trained=None if trained.all() else trained.nonzero().squeeze(1).to(self.device),
+            packed=self._sequences(self._there(ends), lengths, prefixes, positions),
+            rows=self._there(predicting),
+            targets=self._there(predicted),
+            slots=None if slots is None else self._there(slots),
+            sequence_ids=self._there(torch.from_numpy(np.concatenate(sequence_ids))),
+            token_ids=self._there(torch.from_numpy(taken)),
+            trained=None if trained.all() else self._there(trained.nonzero().squeeze(1)),
             routed=RoutedRows(share, run, self._this_part(padding), self._this_part(chosen)),
         )
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        """On the device; the host does not wait until the device has done what it was given before."""
+        return tensor.to(self.device, non_blocking=True)
 
     def _this_part(self, rows: Tensor | None) -> Tensor | None:
         """Of one entry for each token, those that this rank's layers see: a part under sequence parallelism."""
@@ -159,13 +163,15 @@ class PackingRule:
             return None
         if self.sequence_parallel:
             rows = rows.chunk(self.tensor_parallel_size)[self.tp_rank]
-        return rows.to(self.device)
+        return self._there(rows)
 
-    def _sequences(self, ends: Tensor, prefixes: Sequence[Prefix], positions: Tensor, longest: int) -> PackedSequences:
+    def _sequences(
+        self, ends: Tensor, lengths: Sequence[int], prefixes: Sequence[Prefix], positions: Tensor
+    ) -> PackedSequences:
         padded = ends if self.cp_size > 1 else None
         continues = any(prefix.length for prefix in prefixes)
-        if continues:
-            ends.slime_positions = positions  # type: ignore[attr-defined]  # `rotary_thd` reads it
+        longest = max(prefix.length + length for prefix, length in zip(prefixes, lengths, strict=True))
+        ends.slime_positions = positions  # type: ignore[attr-defined]  # `rotary_thd` reads it
         return PackedSequences(
             qkv_format="thd",
             cu_seqlens_q=ends,
@@ -175,6 +181,7 @@ class PackingRule:
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
             prefixes=tuple(prefixes) if continues else None,
+            lengths=tuple(lengths),
         )
 
 

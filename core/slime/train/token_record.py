@@ -61,7 +61,7 @@ class TokenRecord:
                 self._own[name] = None
                 mine[name] = values
         here = micro_batch.token_ids
-        self._seen[here] = True
+        self._seen.index_fill_(0, here, True)  # an assignment would copy the value to the device, and wait for it
         for name, values in mine.items():
             if name not in self._columns:
                 self._columns[name] = torch.zeros(self._seen.shape, device=self._seen.device)
