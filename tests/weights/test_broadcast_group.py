@@ -5,7 +5,9 @@ from __future__ import annotations
 import select
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -74,3 +76,42 @@ def test_when_a_broadcast_has_failed_the_other_members_are_let_go_at_once() -> N
         for one in members:
             one.kill()
             one.communicate()
+
+
+class FakeNccl:
+    """Stands for NCCL's backend, which connects inside its first broadcast: an engine never comes, or it fails."""
+
+    def __init__(self, error: str = "") -> None:
+        self.error, self.abandoned = error, threading.Event()
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:  # noqa: ARG002 - torch's parameters
+        if self.error:
+            raise RuntimeError(self.error)
+        self.abandoned.wait(60)
+
+    def abort(self) -> None:
+        self.abandoned.set()
+
+
+def refuse() -> None:
+    raise WeightSyncError("engine 1 has ended")
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds", "watch", "said"),
+    [
+        ("", 0.2, lambda: None, "NCCL did not connect to the engines in time"),
+        ("", 60, refuse, "engine 1 has ended"),
+        ("Duplicate GPU detected", 60, lambda: None, "connecting by NCCL at .* failed: Duplicate GPU detected"),
+    ],
+)
+def test_the_first_broadcast_of_nccl_is_given_up_when_an_engine_does_not_connect(
+    error: str, seconds: float, watch: Callable[[], None], said: str
+) -> None:
+    group = BroadcastGroup(name="two", world_size=2, backend="nccl", address="127.0.0.1", timeout_s=60)
+    group._joined = FakeNccl(error)
+    try:
+        with pytest.raises(WeightSyncError, match=said):
+            group.broadcast(torch.zeros(1), deadline=time.monotonic() + seconds, watch=watch)
+    finally:
+        group.close()

@@ -169,6 +169,7 @@ class BroadcastGroup:
     timeout_s: float
     #: torch's backend object, once the engines have joined
     _joined: Any = field(default=None, init=False)
+    _broadcast_before: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._timeout = timedelta(seconds=self.timeout_s)
@@ -193,41 +194,52 @@ class BroadcastGroup:
             deadline: Monotonic seconds.
             watch: Called while waiting; raises when an engine could not join.
         """
-        # torch waits inside the constructor, so it runs in a thread, and a refusal can end the wait
+        self._joined = self._attended(
+            self._connect,
+            "joining the process group",
+            late=f"the engines did not join the process group at {self.address}:{self.port} in time. Can they reach"
+            " that address?",
+            deadline=deadline,
+            watch=watch,
+        )
+
+    def _attended(
+        self, call: Callable[[], Any], doing: str, *, late: str, deadline: float, watch: Callable[[], None]
+    ) -> Any:
+        """What a call returns in which torch waits for the engines. It runs in a thread, so that a refusal can end the
+        wait."""
         outcome: list[Any] = []
-        joining = threading.Thread(target=self._connect, args=(outcome,), name=self.name, daemon=True)
-        joining.start()
-        while joining.is_alive():
+
+        def run() -> None:
+            try:
+                outcome.append(call())
+            except Exception as error:  # noqa: BLE001 - torch raises many types; it is attributed below
+                outcome.append(error)
+
+        running = threading.Thread(target=run, name=self.name, daemon=True)
+        running.start()
+        while running.is_alive():
             watch()
             if time.monotonic() > deadline:
-                raise WeightSyncError(
-                    f"Weight sync: the engines did not join the process group at {self.address}:{self.port} in "
-                    "time. Can they reach that address? --weight-sync-timeout-s sets the limit."
-                )
-            joining.join(_POLL_S)
+                raise WeightSyncError(f"Weight sync: {late} --weight-sync-timeout-s sets the limit.")
+            running.join(_POLL_S)
         if isinstance(outcome[0], Exception):
             raise WeightSyncError(
-                f"Weight sync: joining the process group at {self.address}:{self.port} failed: {outcome[0]}"
+                f"Weight sync: {doing} at {self.address}:{self.port} failed: {outcome[0]}"
             ) from outcome[0]
-        self._joined = outcome[0]
+        return outcome[0]
 
-    def _connect(self, outcome: list[Any]) -> None:
-        """Make the backend as torch would for such a group, without registering it."""
+    def _connect(self) -> Any:
+        """The backend as torch would make it for such a group, without registering it."""
         gloo = self.backend == "gloo"
-        try:
-            store: Any = TCPStore(
-                self.address, self.port, self.world_size, timeout=self._timeout, wait_for_workers=False
-            )
-            for part in (self.name, f"{self.name}/", "cpu/" if gloo else "cuda/"):
-                store = distributed_c10d.PrefixStore(part, store)
-            if gloo:
-                outcome.append(distributed_c10d.ProcessGroupGloo(store, 0, self.world_size, self._timeout))
-            else:
-                options = distributed_c10d.ProcessGroupNCCL.Options()
-                options._timeout = self._timeout
-                outcome.append(distributed_c10d.ProcessGroupNCCL(store, 0, self.world_size, options))
-        except Exception as error:  # noqa: BLE001 - torch raises many types; join() attributes it
-            outcome.append(error)
+        store: Any = TCPStore(self.address, self.port, self.world_size, timeout=self._timeout, wait_for_workers=False)
+        for part in (self.name, f"{self.name}/", "cpu/" if gloo else "cuda/"):
+            store = distributed_c10d.PrefixStore(part, store)
+        if gloo:
+            return distributed_c10d.ProcessGroupGloo(store, 0, self.world_size, self._timeout)
+        options = distributed_c10d.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        return distributed_c10d.ProcessGroupNCCL(store, 0, self.world_size, options)
 
     def broadcast(self, tensor: Tensor, *, deadline: float, watch: Callable[[], None]) -> None:
         """Send a tensor to every engine rank.
@@ -237,7 +249,18 @@ class BroadcastGroup:
             deadline: Monotonic seconds.
             watch: Called while waiting; raises when an engine has given up, after which the group is broken.
         """
-        work = self._joined.broadcast(tensor, 0)
+        if self.backend == "nccl" and not self._broadcast_before:
+            # NCCL connects in its first collective operation, and waits for the engines inside.
+            work = self._attended(
+                lambda: self._joined.broadcast(tensor, 0),
+                "connecting by NCCL",
+                late="NCCL did not connect to the engines in time. Look at their logs; NCCL_DEBUG=INFO says more.",
+                deadline=deadline,
+                watch=watch,
+            )
+        else:
+            work = self._joined.broadcast(tensor, 0)
+        self._broadcast_before = True
         try:
             for pause_s in chain(_FIRST_POLLS_S, repeat(_POLL_S)):
                 if work.is_completed():
