@@ -15,7 +15,7 @@ from tests.train.harness import RankLauncher, make_batch, make_config, run_ranks
 from slime.engine.ports import LOOPBACK, ReservedPort
 from slime.rollout.train_batch import TrainBatch
 from slime.train import offload
-from slime.train.offload import HostCopies, ModelMemory, optimizer_tensors
+from slime.train.offload import HostCopies, ModelMemory, optimizer_tensors, pieces_of
 
 
 def kept_and_moved(launcher: RankLauncher, config: Any, batch: TrainBatch, port: int) -> list[tuple[Any, ...]]:
@@ -87,6 +87,19 @@ def test_views_keep_what_they_show_and_memory_is_shared_as_before(monkeypatch: p
     assert whole[4:8].sum() == 0 and whole.sum() == 66 - 22
     copies.restore()  # nothing is held any more
     assert whole.sum() == 44
+
+
+def test_what_is_moved_is_pinned_in_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    mib = 2**20
+    assert [*pieces_of(0)] == [0] and [*pieces_of(4 * mib)] == [4 * mib]
+    assert [*pieces_of(43 * mib + 5)] == [32 * mib, 8 * mib, 3 * mib + 5]
+    monkeypatch.setattr(offload, "on_device", lambda _: True)
+    monkeypatch.setattr(offload, "_SMALL", 8)
+    moved, copies = torch.arange(11, dtype=torch.int32), HostCopies()
+    copies.take([moved])
+    assert moved.untyped_storage().nbytes() == 0
+    copies.restore()
+    assert torch.equal(moved, torch.arange(11, dtype=torch.int32))
 
 
 def test_on_a_cpu_only_gradients_are_released(model_folder: Any) -> None:

@@ -17,13 +17,16 @@ from slime.kit.processes import return_freed
 
 #: what training needs beside the weights (gradients and the optimizer's state), and the weights
 Part = Literal["training", "weights"]
+#: bytes of a piece of pinned memory that is not worth dividing
+_SMALL = 1 << 22
 
 
 class HostCopies:
     """Contents of device tensors in host memory. The tensors stay, without memory, so that all views of them do."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[torch.UntypedStorage, Tensor]] = []
+        #: what is moved, and where it is: piece after piece
+        self._held: list[tuple[torch.UntypedStorage, list[Tensor]]] = []
 
     def take(self, tensors: Iterable[Tensor]) -> None:
         """Move what these tensors hold to the host, and release their memory; tensors on the host are left alone.
@@ -32,8 +35,11 @@ class HostCopies:
         """
         found = {storage_of(tensor): tensor.untyped_storage() for tensor in tensors if on_device(tensor)}
         for storage in found.values():
-            held = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-            held.copy_(_bytes_of(storage), non_blocking=True)
+            pinned = torch.cuda.is_available()
+            sizes = [*pieces_of(storage.nbytes())]
+            held = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for size in sizes]
+            for piece, there in zip(held, _bytes_of(storage).split(sizes), strict=True):
+                piece.copy_(there, non_blocking=True)
             self._held.append((storage, held))
         _wait()
         for storage in found.values():
@@ -42,10 +48,21 @@ class HostCopies:
     def restore(self) -> None:
         """Give the tensors memory again, with what they held."""
         for storage, held in self._held:
-            storage.resize_(held.numel())
-            _bytes_of(storage).copy_(held, non_blocking=True)
+            sizes = [piece.numel() for piece in held]
+            storage.resize_(sum(sizes))
+            for piece, there in zip(held, _bytes_of(storage).split(sizes), strict=True):
+                there.copy_(piece, non_blocking=True)
         _wait()
         self._held = []
+
+
+def pieces_of(size: int) -> Iterator[int]:
+    """Sizes that add up to this one: powers of two and a small rest, as torch rounds pinned memory up to one."""
+    while size > _SMALL:
+        piece = 1 << (size.bit_length() - 1)
+        yield piece
+        size -= piece
+    yield size
 
 
 def on_device(tensor: Tensor) -> bool:
@@ -93,6 +110,7 @@ class ModelMemory:
         else:
             self._copies[part].take(self._weights())
         if torch.cuda.is_available():
+            torch._C._cuda_clearCublasWorkspaces()  # 32 MiB on an H100; the next product takes them again
             # What engines have opened and closed again.
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # torch does not type it
             torch.cuda.empty_cache()
