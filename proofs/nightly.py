@@ -49,6 +49,7 @@ PARTS = {
     "gpu-set": Part(
         ("-m", "proofs.gpu_set"), 20, "modules and engines' command lines with the packages for GPUs", True
     ),
+    "no-gpu": Part(("-m", "proofs.no_gpu"), 60, "training steps and turns on a stand-in for a GPU", True),
 }
 
 
