@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from proofs.no_gpu.cases import CASES, Case, config_of
 from slime.train import parallel, rank
 from slime.weights.models import Models
+from slime_fused import attention as fused_attention
 from slime_planner.predicted_activations import activation_memory, largest_micro_batch
 from slime_planner.predicted_memory import logits_memory, rank_memory, stage_of_layers
 
@@ -112,6 +113,9 @@ def step(name: str, folder: Path) -> dict[str, Any]:
     transformer = architecture.transformer
     alone(case, int(transformer["hidden_size"]))
     before = torch.cuda.memory_allocated()  # what Megatron's globals keep of the case before
+    if config.layer_backend == "fused":
+        # flash-attn-4 loads what it compiles by a runtime of its own, which wants a driver: PyTorch's kernel serves.
+        fused_attention._flash_attention = lambda: None
     one = rank.MegatronRank(
         config, rank=case.rank, world_size=case.ranks, meeting=folder / "meeting", estimator=Centred()
     )
