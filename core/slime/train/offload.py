@@ -38,7 +38,7 @@ class HostCopies:
             pinned = torch.cuda.is_available()
             sizes = [*pieces_of(storage.nbytes())]
             held = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for size in sizes]
-            for piece, there in zip(held, _bytes_of(storage).split(sizes), strict=True):
+            for piece, there in zip(held, _bytes_of(storage).split_with_sizes(sizes), strict=True):
                 piece.copy_(there, non_blocking=True)
             self._held.append((storage, held))
         _wait()
@@ -50,7 +50,7 @@ class HostCopies:
         for storage, held in self._held:
             sizes = [piece.numel() for piece in held]
             storage.resize_(sum(sizes))
-            for piece, there in zip(held, _bytes_of(storage).split(sizes), strict=True):
+            for piece, there in zip(held, _bytes_of(storage).split_with_sizes(sizes), strict=True):
                 there.copy_(piece, non_blocking=True)
         _wait()
         self._held = []

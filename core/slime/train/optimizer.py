@@ -156,9 +156,9 @@ class GroupStepAdam(torch.optim.Optimizer):
                 )
 
 
-def _parts(params: list[Tensor]) -> Iterator[list[Tensor]]:
+def _parts(params: list[Any]) -> Iterator[list[Any]]:
     """The parameters, at most `_AT_ONCE` numbers together, or a larger one alone: torch's update copies as much."""
-    part: list[Tensor] = []
+    part: list[Any] = []
     for parameter in params:
         if part and sum(p.numel() for p in part) + parameter.numel() > _AT_ONCE:
             yield part
