@@ -209,6 +209,8 @@ def _without_training(stated: RunConfig) -> RunConfig:
                 trust_remote_code=stated.checkpoint.trust_remote_code,
             ),
             "lora": LoraOptions(),
+            # No trainer sends weights that were quantised: what is evaluated is what was trained.
+            "sync": stated.sync.model_copy(update={"rollout_quantization": None}),
             # No trainer shares the engines' devices.
             "cluster": stated.cluster.model_copy(update={"colocate": False}),
             "components": ComponentOptions(),

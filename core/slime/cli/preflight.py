@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
-from slime.cli.preflight_engine import engine_option_problems
+from slime.cli.preflight_engine import engine_option_problems, quantisation_problems
 from slime.cli.preflight_model import (
     ModelFacts,
     check_vocabulary,
@@ -140,8 +140,10 @@ def preflight(
     if with_engines and family is not None and isinstance(family.spec, FamilySpec) and family.spec.not_served:
         problems.append(f"--hf-checkpoint {config.checkpoint.hf_checkpoint}: {family.spec.not_served}")
     if with_engines and model is not None and not serves_checkpoint:
-        unfit = engine_problem(model, synced=trains, on_gpu=config.on_gpu)
+        quantised = config.sync.rollout_quantization is not None
+        unfit = None if quantised else engine_problem(model, synced=trains, on_gpu=config.on_gpu)
         problems += [] if unfit is None else [unfit]
+        problems += quantisation_problems(config, model.architecture)
     data, prompts = _check_data(config, model, problems, checked.used)
     with _collected(problems):
         text = None if generator is None else text_note(generator.component, config)

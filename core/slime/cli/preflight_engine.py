@@ -27,8 +27,10 @@ from slime.config.flags import Flag
 from slime.config.run_config import nvidia_devices
 from slime.config.sglang_options import sglang_argv, sglang_flags
 from slime.engine.server import EngineSpec, server_arguments, server_environment
-from slime.errors import did_you_mean, one_line
+from slime.errors import ConfigError, did_you_mean, one_line
 from slime.platform import platform_of
+from slime.plugin.architecture import Architecture
+from slime.weights.quantised import quantisation_of
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +182,18 @@ def _asked(config: RunConfig, options: Mapping[str, Any]) -> list[str]:
         logger.warning("SGLang could not be asked whether it accepts its options: %s", one_line(error))
         return []
     return found
+
+
+def quantisation_problems(config: RunConfig, model: Architecture) -> list[str]:
+    """Why engines cannot hold the model quantised, as the run asks for it."""
+    try:
+        found = quantisation_of(config.sync, model)
+    except ConfigError as error:
+        return [str(error)]
+    if found is None:
+        return []
+    tp_size, compared = config.cluster.rollout_num_gpus_per_engine, config.sync.check_weight_update_equal
+    return list(found.problems(config.sglang, tp_size=tp_size, compared=compared))
 
 
 # --- in the child process ---------------------------------------------------------------------------

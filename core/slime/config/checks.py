@@ -193,7 +193,10 @@ def on_policy(config: RunConfig) -> Iterator[str]:
     reasons = {
         "samples would come from older weights than the trainer's": stale,
         "samples would come from a truncated distribution": config.stated("rollout_top_p", "rollout_top_k"),
-        "the engines would compute in another precision than the trainer": quantized,
+        "the engines would compute in another precision than the trainer": [
+            *quantized,
+            *config.stated("rollout_quantization"),
+        ],
     }
     for reason, flags in reasons.items():
         for flag in flags:

@@ -90,6 +90,8 @@ class Architecture:
         predicts: Whether they are trained: `rules` then holds theirs too.
         engine_config: What engines need in `config.json`, although the class of transformers does not have it: key ->
             the value that the model is computed with. Engines and exports get the keys that the folder lacks.
+        fp8: Ends of the Hugging Face names of the weights that published fp8 folders of the family hold in fp8
+            (`--rollout-quantization`); all others stay as they are. Empty if there are no such folders.
     """
 
     family: str
@@ -101,6 +103,7 @@ class Architecture:
     predicting: PredictingLayers | None = None
     predicts: bool = False
     engine_config: Mapping[str, Any] = field(default_factory=dict)
+    fp8: tuple[str, ...] = ()
 
     def missing_from(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
         """What engines need and this `config.json` lacks."""

@@ -31,6 +31,7 @@ from slime.train.step import Learner, kl_in_reward
 from slime.weights.hf_load import load_hf
 from slime.weights.hf_save import save_hf
 from slime.weights.models import Models
+from slime.weights.quantised import quantisation_of
 from slime.weights.shards import NamedTensors, drain, drained, named_hf_tensors
 from slime.weights.transports import WeightSender
 
@@ -93,6 +94,7 @@ class MegatronRank:
         self._trained = None if found is None else self._models.as_trained(found)
         layer_specs = None if folder is None else self._models.layer_specs(Path(folder))
         self._settings = train_settings(config, found, layer_specs)
+        self._quantised = None if found is None else quantisation_of(config.sync, found)
         self._sender = None if found is None else WeightSender(config, found, run_dir)
         self._device = parallel.start(
             config, self._settings.transformer, rank=rank, world_size=world_size, meeting=meeting
@@ -183,7 +185,11 @@ class MegatronRank:
             TrainerError: The model does not know a token, or the loss or the gradient is not finite.
             PluginContractError: The estimator broke its contract.
         """
-        return self.learner.train(batch)
+        every, of_engines = self.config.sync.quantisation_gap_interval, dict[str, float]()
+        # Adapters are merged before weights are quantised, and the model holds both apart.
+        if self._quantised is not None and self.adapters is None and batch.rollout % every == 0:
+            of_engines = self._quantised.gap(self.policy, batch)  # before the weights move
+        return self.learner.train(batch) | of_engines
 
     def logged_tokens(self) -> LoggedTokens | None:
         """What the last `train` computed of the tokens that are logged, on rank 0; None if nothing is."""

@@ -52,7 +52,7 @@ def save_hf(
 
     Called on rank 0 with `named_hf_tensors`. The folder is written under another name and renamed at the end; an
     existing one is replaced. Each tensor has the type it has in `source_folder`, whatever the precision of training;
-    bfloat16 if that is fp8.
+    bfloat16 if that is fp8. Tensors that come in 8 bits stay so.
 
     Args:
         folder: The folder to write.
@@ -91,7 +91,8 @@ def _save(
         stored, config = stored_tensors(source_folder), read_hf_config(source_folder)
         names = weight_names(stored, block_of(config))
         kept, copies = kept_names(names, model)
-        tensors = _in_own_types(chain(_repeated(named, copies), _read(source_folder, sorted(kept))), stored)
+        weights = {name: stored[name] for name in names}  # without the scales of those in fp8
+        tensors = _in_own_types(chain(_repeated(named, copies), _read(source_folder, sorted(kept))), weights)
         files = _write_tensors(work, tensors, max_shard_bytes)
         expected = {*model.shapes, *kept, *copies}
         _check_complete(folder, {name for held in files.values() for name, _, _ in held}, expected)
@@ -136,7 +137,8 @@ def _read(folder: Path, names: Iterable[str]) -> NamedTensors:
 def _in_own_types(named: NamedTensors, stored: Mapping[str, StoredTensor]) -> NamedTensors:
     """The tensors in the types that they have in the folder that the run started with."""
     for name, tensor in named:
-        dtype = TYPES.get(stored[name].dtype) if name in stored else None
+        quantised = tensor.dtype.itemsize == 1
+        dtype = TYPES.get(stored[name].dtype) if name in stored and not quantised else None
         yield name, tensor if dtype is None else tensor.to(dtype)
 
 
@@ -199,7 +201,7 @@ def copy_companions(source: Path, work: Path) -> None:
 def write_config(work: Path, config: Mapping[str, Any], files: Written) -> None:
     """Write the index, if there are several files, and `config.json` with the type of most of the tensors.
 
-    What is written is not quantised.
+    It says that they are quantised only if some are in 8 bits.
     """
     tensors = [tensor for written in files.values() for tensor in written]
     if len(files) > 1:
@@ -211,9 +213,12 @@ def write_config(work: Path, config: Mapping[str, Any], files: Written) -> None:
     bytes_of: Counter[torch.dtype] = Counter()
     for _, size, kind in tensors:
         bytes_of[kind] += size
+    quantised = [kind for kind in bytes_of if kind.itemsize == 1]
+    for kind in quantised:
+        del bytes_of[kind]
     dtype = str(bytes_of.most_common(1)[0][0]).removeprefix("torch.")
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    described = {name: value for name, value in config.items() if name not in QUANTISED} | {key: dtype}
+    described = {name: value for name, value in config.items() if quantised or name not in QUANTISED} | {key: dtype}
     (work / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 

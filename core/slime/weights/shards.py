@@ -171,7 +171,7 @@ def check_shard(rule: Rule, shard: Shape, ranks: int) -> None:
         )
 
 
-def _spans(rule: Rule, length: int, rank: int) -> Iterator[tuple[str, int, int]]:
+def spans(rule: Rule, length: int, rank: int) -> Iterator[tuple[str, int, int]]:
     """What a shard consists of, in order: slices of Hugging Face tensors along the divided dimension.
 
     With fewer query groups than ranks, a rank's rows may start or end inside a group. A vocabulary is one group.
@@ -203,7 +203,7 @@ def _spans(rule: Rule, length: int, rank: int) -> Iterator[tuple[str, int, int]]
 def read_shard(rule: Rule, shape: Shape, rank: int, read: ReadSlice) -> Tensor:
     """The shard of shape `shape` on rank `rank` of the ranks that divide the tensor; reads no more than it needs."""
     dim = rule.parallel_dim or 0
-    pieces = [read(name, dim, start, stop) for name, start, stop in _spans(rule, shape[dim], rank)]
+    pieces = [read(name, dim, start, stop) for name, start, stop in spans(rule, shape[dim], rank)]
     pieces = pieces or [read(next(iter(rule.hf)), dim, 0, 0)]  # all of it is padding
     padding = shape[dim] - sum(piece.shape[dim] for piece in pieces)
     if padding:
@@ -220,7 +220,7 @@ def to_hf(rule: Rule, shards: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
     pieces: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in rule.hf}
     for rank, shard in enumerate(shards):
         place = 0
-        for name, start, stop in _spans(rule, shard.shape[dim], rank):
+        for name, start, stop in spans(rule, shard.shape[dim], rank):
             pieces[name].append((start, shard.narrow(dim, place, stop - start)))
             place += stop - start
     for name, found in pieces.items():

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slime.kit.processes import return_freed
 from slime_cpu.memory import USED_PAGES, drop_pages, pages_missing
+from slime_cpu.sglang_fp8 import forget
 
 #: SGLang's names of kinds of memory
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
@@ -58,6 +59,7 @@ def releasing(release: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         if _includes(request, KV_CACHE):
             drop_pages(cache_tensors(runner.token_to_kv_pool))
         if _includes(request, WEIGHTS) and USED_PAGES.exists():  # otherwise they could not be checked
+            forget(runner.model)
             named = runner.model.named_parameters()
             runner.slime_released = {name: drop_pages([weight]) for name, weight in named}
         return_freed()

@@ -24,6 +24,14 @@ from slime.plugin.architecture import Architecture, Rule
 
 HFConfig = Mapping[str, Any]
 
+#: what published fp8 folders with a scale for each block (of Qwen3, DeepSeek-V3, Kimi K2) hold in fp8: the projections
+#: of attention, feed-forward networks and experts; not embeddings, routers, or the projection in front of a layer for
+#: multi-token prediction
+FP8_PROJECTIONS = (
+    *(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "q_a", "q_b", "kv_b", "gate", "up", "down")),
+    "kv_a_proj_with_mqa.weight",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:

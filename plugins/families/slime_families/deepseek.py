@@ -10,7 +10,16 @@ from slime.errors import ConfigError
 from slime.kit.models import latent_attention_rules, positive_float, positive_int, require, rope_table
 from slime.plugin import Context, NoOptions
 from slime.plugin.architecture import Architecture, Rule
-from slime_families.decoder import Attention, HFConfig, Mixture, Sizes, decoder, dense_then_mixture, sigmoid_mixture
+from slime_families.decoder import (
+    FP8_PROJECTIONS,
+    Attention,
+    HFConfig,
+    Mixture,
+    Sizes,
+    decoder,
+    dense_then_mixture,
+    sigmoid_mixture,
+)
 
 #: what SGLang's class reads, and files that transformers writes lack
 _ENGINE_CONFIG = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
@@ -26,7 +35,8 @@ class DeepseekV3:
         """The model of a `config.json`. Raises `ConfigError` for settings that slime does not compute."""
         sizes = Sizes.of(config)
         mixture = sigmoid_mixture(config, sizes, dense_then_mixture(config, sizes.layers))
-        return latent_decoder(config, sizes, replace(mixture, engine_config=_ENGINE_CONFIG))
+        model = latent_decoder(config, sizes, replace(mixture, engine_config=_ENGINE_CONFIG))
+        return replace(model, fp8=FP8_PROJECTIONS)
 
 
 def latent_decoder(config: HFConfig, sizes: Sizes, mixture: Mixture) -> Architecture:

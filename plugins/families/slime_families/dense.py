@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slime.errors import ConfigError
 from slime.kit.models import full_attention, positive_int, require, rope
 from slime.plugin import Context, NoOptions
 from slime.plugin.architecture import Architecture
-from slime_families.decoder import HFConfig, Sizes, decoder, grouped_attention, head_size, query_groups
+from slime_families.decoder import FP8_PROJECTIONS, HFConfig, Sizes, decoder, grouped_attention, head_size, query_groups
 
 
 class Llama:
@@ -50,7 +52,8 @@ class Qwen3:
         """The model of a `config.json`. Raises `ConfigError` for settings that slime does not compute."""
         full_attention(config)
         require(config, "attention_bias", (None, False), "biases on the attention projections")
-        return dense_decoder(config, head_dim=positive_int(config, "head_dim"), qk_norm=True)
+        model = dense_decoder(config, head_dim=positive_int(config, "head_dim"), qk_norm=True)
+        return replace(model, fp8=FP8_PROJECTIONS)
 
 
 def dense_decoder(

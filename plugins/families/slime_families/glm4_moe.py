@@ -8,6 +8,7 @@ from slime.kit.models import boolean, require, rope
 from slime.plugin import Context, NoOptions
 from slime.plugin.architecture import Architecture
 from slime_families.decoder import (
+    FP8_PROJECTIONS,
     HFConfig,
     Sizes,
     decoder,
@@ -37,7 +38,8 @@ class Glm4Moe:
             qk_norm=boolean(config, "use_qk_norm"),
         )
         mixture = sigmoid_mixture(config, sizes, dense_then_mixture(config, sizes.layers))
-        return decoder(config, sizes, attention, rope(config, partial=0.5), mixture)
+        # Published ones have a scale for each row; these are the same weights.
+        return replace(decoder(config, sizes, attention, rope(config, partial=0.5), mixture), fp8=FP8_PROJECTIONS)
 
 
 class Glm4MoeLite:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slime.kit.models import boolean, full_attention, positive_int, require, rope
 from slime.plugin import Context, NoOptions
 from slime.plugin.architecture import Architecture
 from slime_families.decoder import (
+    FP8_PROJECTIONS,
     HFConfig,
     Sizes,
     decoder,
@@ -44,4 +47,4 @@ class Qwen3Moe:
             # Softmax over the chosen experts is softmax over all, divided by the sum of the chosen.
             moe_router_pre_softmax=not boolean(config, "norm_topk_prob"),
         )
-        return decoder(config, sizes, attention, rope(config), mixture)
+        return replace(decoder(config, sizes, attention, rope(config), mixture), fp8=FP8_PROJECTIONS)

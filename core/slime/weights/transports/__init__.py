@@ -15,6 +15,7 @@ from slime.config.weight_options import SyncOptions
 from slime.engine.control import EngineControl, EngineKeys
 from slime.engine.ports import own_address
 from slime.plugin.architecture import Architecture
+from slime.weights.quantised import Quantisation, quantisation_of
 from slime.weights.shards import NamedTensors
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
@@ -33,9 +34,10 @@ class WeightSender:
         """
         Args:
             config: The run's configuration.
-            model: The engines' model.
+            model: The engines' model, before it is quantised for them.
             run_dir: The run's folder, through which weights may go.
         """
+        self._quantised = quantisation_of(config.sync, model)
         self._config, self._model, self._run_dir = config, model, run_dir
         self._transport: WeightTransport | None = None
         #: the engines that it sends to, and how often some were started again
@@ -62,6 +64,7 @@ class WeightSender:
                     config.sync,
                     engines,
                     model=self._model,
+                    quantised=self._quantised,
                     hf_folder=Path(str(config.checkpoint.hf_checkpoint)),
                     scratch=self._run_dir / "weights",
                     on_gpu=config.on_gpu,
@@ -70,6 +73,8 @@ class WeightSender:
             else:  # an engine that was started again has lost its connection
                 self._transport.connect(engines)
             self._connected = wanted
+        if self._quantised is not None:
+            weights = self._quantised.tensors(weights)
         return self._transport.send(weights, version=version)
 
     def close(self) -> None:
@@ -87,6 +92,7 @@ def create_transport(
     scratch: Path,
     on_gpu: bool,
     repeated: bool = False,
+    quantised: Quantisation | None = None,
 ) -> WeightTransport:
     """The transport of `--update-weight-transport` to these engines, for training rank 0.
 
@@ -98,10 +104,17 @@ def create_transport(
         scratch: Folder for the versions of the disk transport, readable by the engines.
         on_gpu: Whether the weights are on a GPU.
         repeated: Whether a failed sync is repeated.
+        quantised: How the engines hold it, if not as it is; the tensors that are sent are then its.
     """
     check = None
     if options.check_weight_update_equal:
-        check = WeightCheck(model, {engine.tp_size for engine in engines}, ep_size=engines[0].ep_size)
+        tp_sizes, ep_size = {engine.tp_size for engine in engines}, engines[0].ep_size
+        check = (
+            WeightCheck(model, tp_sizes, ep_size=ep_size)
+            if quantised is None
+            else quantised.check(tp_sizes, ep_size=ep_size)
+        )
+    model = model if quantised is None else quantised.model
     common: dict[str, Any] = {"engines": engines, "timeout_s": options.weight_sync_timeout_s, "check": check}
     common |= {
         "joined": joined_by_engines(model),

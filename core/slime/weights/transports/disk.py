@@ -40,6 +40,7 @@ class DiskTransport(WeightTransport):
                 lambda engine: engine.update_weights(
                     "disk",
                     model_path=str(path),
+                    load_format="auto",  # not as the engine started, which may be without weights
                     version=version,
                     flush=not self.keep_kv,
                     timeout_s=fleet.remaining_s(),

@@ -1,0 +1,57 @@
+"""The seam for engines with quantised weights (`--rollout-quantization`): tensors in, other tensors out.
+
+A format belongs to the package `slime_quantised`, which is imported if a run asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slime.plugin.architecture import Architecture
+from slime.shops import import_shop
+
+if TYPE_CHECKING:
+    from slime.config.weight_options import SyncOptions
+    from slime.rollout.train_batch import TrainBatch
+    from slime.train.model import TrainableModel
+    from slime.weights.shards import NamedTensors
+    from slime.weights.verify import WeightCheck
+
+
+class Quantisation(Protocol):
+    """How engines hold a model.
+
+    Attributes:
+        model: The model in the engines: its rules name what is sent, and `engine_config` says that it is quantised.
+    """
+
+    model: Architecture
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """What it needs of SGLang's options."""
+
+    def tensors(self, named: NamedTensors) -> NamedTensors:
+        """The trainer's tensors as engines get them."""
+
+    def check(self, tp_sizes: Iterable[int], *, ep_size: int) -> WeightCheck:
+        """What compares the engines' weights with the tensors that they get; arguments as of `WeightCheck`."""
+
+    def gap(self, policy: TrainableModel, batch: TrainBatch) -> dict[str, float]:
+        """Metrics of how far the engines' log-probs of a batch are from those of what their weights stand for."""
+
+    def problems(self, options: Mapping[str, Any], *, tp_size: int, compared: bool) -> Iterator[str]:
+        """Why engines of `tp_size` ranks with these options of SGLang cannot hold the model, or not be compared."""
+
+
+def quantisation_of(options: SyncOptions, model: Architecture) -> Quantisation | None:
+    """How engines hold a trained model, unless they hold it as it is.
+
+    Raises:
+        ConfigError: The model's family does not allow it.
+    """
+    if options.rollout_quantization is None:
+        return None
+    found: Quantisation = import_shop("slime_quantised.fp8", "--rollout-quantization").Fp8(model)
+    return found

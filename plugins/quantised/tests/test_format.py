@@ -1,0 +1,86 @@
+"""Which tensors engines get, and which runs are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.families import read_architecture
+from tests.support.model_folders import Folders
+from tests.train.harness import make_config
+
+import slime_quantised
+from slime.cli.preflight_engine import quantisation_problems
+from slime.errors import ConfigError
+from slime_quantised.fp8 import Fp8
+
+FITTING = {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 128}
+
+
+def test_each_projection_becomes_numbers_and_scales_and_nothing_else_changes(model_folder: Folders) -> None:
+    model = read_architecture(model_folder("qwen3_moe", seed=1, **FITTING))
+    quantised = Fp8(model)
+    sent = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in quantised.tensors(
+        (name, torch.randn(shape)) for name, shape in model.shapes.items()
+    )}  # fmt: skip
+    assert {name: shape for name, (_, shape) in sent.items()} == quantised.model.shapes
+    for name, shape in model.shapes.items():
+        in_blocks = name.endswith("_proj.weight")
+        assert sent[name] == (torch.float8_e4m3fn if in_blocks else torch.float32, shape)
+        assert (f"{name}_scale_inv" in sent) == in_blocks
+    assert sent["model.layers.0.self_attn.q_proj.weight_scale_inv"] == (torch.float32, (4, 2))
+    config = quantised.model.engine_config["quantization_config"]
+    kept = ["lm_head", "model.embed_tokens", *(f"model.layers.{layer}.mlp.gate" for layer in range(3))]
+    assert config["modules_to_not_convert"] == kept
+    assert (config["quant_method"], config["weight_block_size"]) == ("fp8", [128, 128])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tp_size", "named"),
+    [
+        (FITTING, 1, []),
+        (FITTING, 2, ["experts.*.gate_proj.weight has 128 rows, 64 in a part"]),
+        ({**FITTING, "moe_intermediate_size": 96}, 1, ["experts.*.down_proj.weight has 96 columns"]),
+        ({**FITTING, "head_dim": 32}, 1, ["k_proj.weight has 64 rows", "v_proj.weight has 64 rows"]),
+    ],
+)
+def test_a_rank_of_an_engine_holds_whole_blocks_or_the_run_is_refused_by_name(
+    sizes: dict[str, int], tp_size: int, named: list[str], model_folder: Folders
+) -> None:
+    model = read_architecture(model_folder("qwen3_moe", seed=1, **sizes))
+    found = " ".join(Fp8(model).problems({}, tp_size=tp_size, compared=False))
+    assert bool(found) == bool(named)
+    assert all(name in found for name in named), found
+
+
+def test_runs_that_cannot_have_quantised_engines_are_refused(model_folder: Folders) -> None:
+    other, fitting = model_folder("llama", seed=1), model_folder("qwen3_moe", seed=1, **FITTING)
+    config = make_config(other, rollout_quantization="fp8")
+    [problem] = quantisation_problems(config, read_architecture(other))
+    assert "the model family llama does not say which of its weights are quantised" in problem
+    with pytest.raises(ConfigError):
+        Fp8(read_architecture(other))
+    assert quantisation_problems(make_config(other), read_architecture(other)) == []
+
+    options = {"load_format": "auto", "speculative_algorithm": "NEXTN", "ep_size": 2}
+    problems = list(Fp8(read_architecture(fitting)).problems(options, tp_size=1, compared=False))
+    assert [problem.split()[0].rstrip(":") for problem in problems] == [
+        "--sglang-load-format",
+        "--sglang-speculative-algorithm",
+        "--sglang-ep-size",
+    ]
+    uneven = read_architecture(model_folder("qwen3_moe", seed=1, **{**FITTING, "hidden_size": 192}))
+    assert not list(Fp8(uneven).problems({}, tp_size=1, compared=False))
+    [problem] = Fp8(uneven).problems({}, tp_size=1, compared=True)
+    assert "q_proj.weight has 192 columns" in problem
+
+
+def test_a_run_without_a_correction_is_noted(model_folder: Folders) -> None:
+    folder = model_folder("qwen3_moe", seed=1, **FITTING)
+
+    def notes(**options: object) -> list[str]:
+        config = make_config(folder, rollout_quantization="fp8", advantage_estimator="grpo", **options)
+        return slime_quantised.slime_plan_lines(config, with_engines=True).get("notes", [])
+
+    [note] = notes()
+    assert "add --use-tis" in note
+    assert notes(off_policy_correction="mask") == []

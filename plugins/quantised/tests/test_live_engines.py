@@ -1,0 +1,148 @@
+"""SGLang's own fp8 loader, sent quantised weights by every transport: what it computes with, and what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.support import fp8_reference
+from tests.support.engines import cpu_engine, running
+from tests.support.families import read_architecture
+from tests.support.model_folders import Folders
+from tests.support.tiny_models import transformers_model
+from torch import Tensor
+
+from slime.config.weight_options import SyncOptions
+from slime.engine.client import HttpPolicyClient
+from slime.engine.control import EngineControl
+from slime.engine.server import EngineServer
+from slime.errors import WeightSyncError
+from slime.plugin import SamplingParams
+from slime.weights.transports import create_transport
+from slime_quantised.fp8 import Fp8
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+PROMPT = [40, 41, 42, 43, 44]
+#: family -> sizes that blocks of 128 divide, on two ranks too
+SIZES = {
+    "qwen3": {"hidden_size": 128, "intermediate_size": 256, "head_dim": 128},
+    "qwen3_moe": {"hidden_size": 128, "moe_intermediate_size": 256, "head_dim": 128},
+    "deepseek_v3": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "kv_lora_rank": 128,
+        "moe_intermediate_size": 128,
+        "q_lora_rank": 128,
+    },
+    "glm4_moe": {"hidden_size": 192, "intermediate_size": 256, "moe_intermediate_size": 128, "head_dim": 128},
+}
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    carried = read_architecture(folder).carried
+    tensors = load_file(folder / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(carried or ("-",))}
+
+
+def _dequantised(folder: Path, copy: Path) -> Path:
+    """The model of what its weights stand for once they are quantised, by the reference quantiser."""
+    shutil.copytree(folder, copy)
+    tensors = {
+        name: fp8_reference.dequantised(tensor)
+        if name.endswith("_proj.weight") or "kv_a_proj" in name
+        else tensor.clone()
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def _engine(folder: Path, tmp_path: Path, fork_server: Path, tp_size: int) -> EngineServer:
+    config = {"quantization_config": Fp8(read_architecture(folder)).model.engine_config["quantization_config"]}
+    arguments = ("--load-format", "dummy", "--json-model-override-args", json.dumps(config))
+    return cpu_engine(folder, tmp_path, fork_server=fork_server, tp_size=tp_size, extra_args=arguments)
+
+
+def _largest_difference(engine: EngineServer, folder: Path) -> float:
+    """Between log-probs of an engine's own tokens and those of transformers with this model."""
+
+    async def ask() -> tuple[list[int], list[float]]:
+        async with HttpPolicyClient(engine.url, timeout_s=60) as client:
+            answer = await client.generate(PROMPT, SamplingParams(max_new_tokens=16))
+            return answer.tokens, answer.log_probs
+
+    tokens, log_probs = asyncio.run(ask())
+    with torch.no_grad():
+        logits = transformers_model(folder)(torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return float((torch.tensor(log_probs) - expected).abs().max())
+
+
+def _off_by_a_bit(tensors: Iterator[tuple[str, Tensor]], changed: str) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        if name == changed:
+            tensor = tensor.clone()
+            tensor.view(torch.uint8)[-1, -1] ^= 1
+        yield name, tensor
+
+
+@pytest.mark.parametrize(
+    ("family", "tp_size"),
+    [
+        ("qwen3", 1),
+        ("qwen3", 2),
+        ("qwen3_moe", 2),
+        ("deepseek_v3", 1),
+        ("glm4_moe", 1),
+    ],
+)
+def test_an_engine_computes_with_what_the_blocks_stand_for_by_every_transport(
+    family: str, tp_size: int, model_folder: Folders, fork_server: Path, tmp_path: Path
+) -> None:
+    compared = family != "glm4_moe"  # its blocks at the end of a row are narrower than the others
+    folders = [model_folder(family, seed=seed, **SIZES[family]) for seed in (1, 2, 3)]
+    engine = _engine(folders[0], tmp_path, fork_server, tp_size)
+    with running(engine):
+        control = EngineControl(engine.url, tp_size=tp_size)
+        for number, (name, folder) in enumerate(zip(("tensor", "distributed", "disk"), folders, strict=True)):
+            quantised = Fp8(read_architecture(folder))
+            assert not list(quantised.problems({}, tp_size=tp_size, compared=compared))
+            options = SyncOptions.model_validate(
+                {
+                    "update_weight_transport": name,
+                    "check_weight_update_equal": compared,
+                    "weight_sync_timeout_s": 60.0,
+                    "update_weight_buffer_size": 40_000,
+                }
+            )
+            transport = create_transport(
+                options,
+                [control],
+                model=read_architecture(folder),
+                hf_folder=folder,
+                scratch=tmp_path,
+                on_gpu=False,
+                quantised=quantised,
+            )
+            sent = transport.send(quantised.tensors(iter(_weights(folder).items())), version=str(number))
+            transport.close()
+            expected = _dequantised(folder, tmp_path / f"dequantised-{number}")
+            assert _largest_difference(engine, expected) < 1e-4
+            assert sent < 0.6 * sum(tensor.nbytes for tensor in _weights(folder).values())
+        # The same tokens under the weights before they were quantised: the check above would see it.
+        assert _largest_difference(engine, folders[-1]) > 1e-3
+
+        if not compared:
+            return
+        wrong = "model.layers.1.self_attn.o_proj.weight"
+        check = quantised.check([tp_size], ep_size=1)
+        list(check.observe(_off_by_a_bit(quantised.tensors(iter(_weights(folders[-1]).items())), wrong)))
+        with pytest.raises(WeightSyncError, match=f"1 differ from the trainer's: {wrong}\\."):
+            check.compare(engine.url, engine.control.weights_checksum())
