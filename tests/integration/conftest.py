@@ -183,16 +183,16 @@ def engine(model: Path, fork_server: Path, tmp_path_factory: pytest.TempPathFact
         yield server
 
 
-@pytest.fixture
-def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..., SlimeRun]]:
-    """Starts `slime train` with the flags of a small run plus those given; kills what a failed test leaves.
+@contextlib.contextmanager
+def starting(root: Path, model: Path, data: Path) -> Iterator[Callable[..., SlimeRun]]:
+    """Starts `slime train` in a folder with the flags of a small run plus those given; kills what is left at the end.
 
     With `bare` the given flags are all there are.
     """
     started: list[SlimeRun] = []
 
     def start(*flags: str, name: str = "run", reward: bool = True, bare: bool = False) -> SlimeRun:
-        log, command = tmp_path / f"{name}.log", ["train"]
+        log, command = root / f"{name}.log", ["train"]
         if not bare:
             command += ["--run-name", name, "--hf-checkpoint", str(model), "--prompt-data", str(data)]
             command += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
@@ -201,11 +201,20 @@ def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..
             # A random model gets no reward; only the entropy bonus changes its weights.
             command += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--entropy-coef", "0.1"]
         log.unlink(missing_ok=True)
-        process, mark = launch([*command, *flags], tmp_path, log)
-        run = SlimeRun(tmp_path, process, mark, log, name)
+        process, mark = launch([*command, *flags], root, log)
+        run = SlimeRun(root, process, mark, log, name)
         started.append(run)
         return run
 
-    yield start
-    for run in started:
-        kill_marked(run.mark)
+    try:
+        yield start
+    finally:
+        for run in started:
+            kill_marked(run.mark)
+
+
+@pytest.fixture
+def slime_train(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..., SlimeRun]]:
+    """Starts `slime train` in the test's folder; see `starting`."""
+    with starting(tmp_path, model, data) as start:
+        yield start

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +16,32 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.integration.conftest import SlimeRun
+from tests.integration.conftest import SlimeRun, starting
+from tests.support.hostile_checkpoints import ATTACKS
 
 from slime.observe.metrics import depends_on_time
+from slime.run.checkpoint.files import digest_of_json, record_files
 
 pytestmark = pytest.mark.engine
 Start = Callable[..., SlimeRun]
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Iterator[tuple[Start, SlimeRun]]:
+    """A synchronous run of three rollouts that has ended, and what starts others in its folder."""
+    with starting(tmp_path_factory.mktemp("finished"), model, data) as start:
+        run = start(
+            "--num-rollout", "3", "--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal",
+            "--eval-prompt-data", "held", str(data), "--eval-interval", "3",
+            "--save", "ckpt", "--save-interval", "2", "--save-hf", "export/{rollout}",
+        )  # fmt: skip
+        assert run.wait() == 0, run.output
+        yield start, run
+
+
 @pytest.mark.row("L1")
-def test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly(slime_train: Start, data: object) -> None:
-    run = slime_train(
-        "--num-rollout", "3", "--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal",
-        "--eval-prompt-data", "held", str(data), "--eval-interval", "3",
-        "--save", "ckpt", "--save-interval", "2", "--save-hf", "export/{rollout}",
-    )  # fmt: skip
-    assert run.wait() == 0, run.output
+def test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly(finished: tuple[Start, SlimeRun]) -> None:
+    _, run = finished
     assert run.left_over() == []
 
     steps = run.steps()
@@ -61,7 +72,8 @@ def test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly(slime_t
     assert AutoTokenizer.from_pretrained(exports["2"]).chat_template
     # the checkpoint of the finished run has the model that the run exported at its end
     saved, exported = run.root / "export" / "3", run.root / "exported"
-    slime("convert", "ckpt", "exported", "--verify", cwd=run.root)
+    ended = slime("convert", "ckpt", "exported", "--verify", cwd=run.root)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     assert {path.name for path in exported.iterdir()} == {path.name for path in saved.iterdir()}
     weights, expected = (load_file(folder / "model.safetensors") for folder in (exported, saved))
     assert weights.keys() == expected.keys()
@@ -106,12 +118,56 @@ def assert_columns_are_those_of_the_step(run_dir: Path, number: int, step: dict[
     assert {name: step[f"train/{name}"] for name in by_hand} == pytest.approx(by_hand, rel=1e-4, abs=1e-7)
 
 
-def slime(*words: str, cwd: Path) -> None:
-    """Run a `slime` command to its successful end."""
+def slime(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a `slime` command to its end."""
     command = [str(Path(sys.executable).with_name("slime")), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def sign(checkpoint: Path) -> None:
+    """Record the hashes of the files as they are now, as somebody does who changed them on purpose."""
+    path = checkpoint / "state.json"
+    state = json.loads(path.read_text())
+    state["files"] = record_files(checkpoint, [checkpoint / name for name in state["files"]])
+    del state["sha256"]
+    path.write_text(json.dumps({**state, "sha256": digest_of_json(state)}))
+
+
+@pytest.mark.slow
+@pytest.mark.row("L7")
+def test_a_finished_run_is_exported_again_and_a_hostile_copy_of_it_runs_nothing(
+    finished: tuple[Start, SlimeRun], model: Path, data: Path
+) -> None:
+    start, run = finished
+    state = json.loads((run.root / "ckpt" / "rollout_000003" / "state.json").read_text())
+    held = {path for path in (run.root / "ckpt" / "rollout_000003").rglob("*") if path.is_file()}
+    assert len(state["files"]) == len(held) - 1, "every file but state.json has a hash"
+
+    again = start("--num-rollout", "3", "--save", "ckpt", "--load", "ckpt", "--save-hf", "again", name="again")
+    assert again.wait() == 0, again.output
+    assert "nothing is left to train" in again.output
+    assert not list((again.run_dir / "logs").glob("engine*")) and not list((again.run_dir / "logs").glob("rollout*"))
+    weights, before = load_file(run.root / "again" / "model.safetensors"), load_file(model / "model.safetensors")
+    assert weights.keys() == before.keys()
+    assert any(not weights[name].equal(before[name]) for name in before), "the trained weights, not the original ones"
+    by_the_run = load_file(run.root / "export" / "3" / "model.safetensors")
+    assert all(weights[name].equal(by_the_run[name]) for name in before)
+
+    hostile, canary = run.root / "hostile", run.root / "canary"
+    shutil.copytree(run.root / "ckpt", hostile)
+    ATTACKS["in_metadata"](hostile / "rollout_000003" / "megatron", canary)
+    changed = slime("convert", "hostile", "model-a", cwd=run.root)
+    assert changed.returncode == 2 and "megatron/.metadata has" in changed.stderr, changed
+    sign(hostile / "rollout_000003")
+    evaluation = ("--eval-prompt-data", "held", str(data), "--reward", "exact_match")
+    for words in (("convert", "hostile", "model-b"), ("eval", "hostile", *evaluation, "--eval-max-response-len", "8")):
+        ended = slime(*words, cwd=run.root)
+        assert ended.returncode == 2, ended
+        assert "names posix.system, which could run code" in ended.stderr, ended.stderr
+        assert "Traceback" not in ended.stderr, ended.stderr
+    assert not canary.exists()
+    assert not (run.root / "model-b").exists()
 
 
 @pytest.mark.slow
