@@ -59,8 +59,9 @@ def measure(folder: Path, megatron: dict[str, Any], tokens: int, *, saved: bool)
     from tests.train.harness import RankLauncher, make_batch, make_config
 
     from slime.engine.ports import LOOPBACK, free_port
+    from slime_planner.pipeline_stages import stage_of_layers
     from slime_planner.predicted_activations import activation_memory, largest_micro_batch
-    from slime_planner.predicted_memory import logits_memory, rank_memory, stage_of_layers
+    from slime_planner.predicted_memory import logits_memory, rank_memory
 
     prompt = tokens - RESPONSE
     config = make_config(

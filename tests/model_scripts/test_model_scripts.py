@@ -1,6 +1,6 @@
 """`scripts/models/*.sh` describe the published models.
 
-`configs/` has the `config.json` of each, as published, without the keys that slime does not read.
+`slime_planner/models` has the `config.json` of each, as published, without the keys that slime does not read.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from tests.support.families import architecture
 
+import slime_planner
 from slime.config import read_config
 from slime.plugin.architecture import Architecture
 from slime.weights.stated_model import contradictions
 
 _SCRIPTS = Path(__file__).parents[2] / "scripts" / "models"
-_CONFIGS = Path(__file__).parent / "configs"
+_CONFIGS = Path(slime_planner.__file__).parent / "models"
 NAMES = sorted(path.stem for path in _SCRIPTS.glob("*.sh"))
 
 #: parameters of the published weights, as their safetensors files count them

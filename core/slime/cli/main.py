@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "view": ("slime_viewer.view_command", "look at runs in the browser"),
     "show": ("slime_viewer.show_command", "print a run: curves, what went wrong, samples"),
     "compare": ("slime_viewer.compare_command", "print how two runs differ"),
+    "plan": ("slime_planner.plan_command", "say what a run needs on a cluster that is only described"),
     "plugins": ("slime.cli.plugins", "list, check and create plugins"),
     "doctor": ("slime_planner.doctor", "say what is installed, and whether GPUs can be used"),
 }

@@ -14,12 +14,10 @@ from typing import Any
 from slime.config import RunConfig
 from slime.kit.readers.tokenize import context_tokens
 from slime.plugin.architecture import Architecture
+from slime_planner.pipeline_stages import virtual_stages
 
 #: options with which other tensors are kept, or elsewhere
 _BEYOND = (
-    "lora_rank",
-    "lora_load",
-    "enable_mtp_training",
     "cpu_offloading",
     "distribute_saved_activations",
     "fine_grained_activation_offloading",
@@ -27,7 +25,7 @@ _BEYOND = (
     "overlap_moe_expert_parallel_comm",
 )
 #: modules that can be computed again by themselves (--recompute-modules)
-_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +114,13 @@ def activation_memory(
     ]
     kinds = {kind: list(rank.layer(mixture=kind)) for kind in set(mixed)}
     pipeline = int(stated.get("pipeline_model_parallel_size", 1))
-    chunk = stated.get("num_layers_per_virtual_pipeline_stage")
-    virtual = int(stated.get("virtual_pipeline_model_parallel_size") or 1)
-    if chunk is not None:
-        virtual = len(stages) // (pipeline * int(chunk))
+    virtual = virtual_stages(config, len(stages))
     found = []
+    gradients = max(rank.gradients(mixture) for mixture in kinds)
     for stage in range(pipeline):
         layers = [kinds[mixture] for mixture, here in zip(mixed, stages, strict=True) if here == stage]
+        if stage == pipeline - 1 and model.predicts and model.predicting is not None:
+            layers += [[*kinds[mixed[-1]], *rank.joined()]] * model.predicting.count
         kept, again = _recomputed(config, rank, layers, virtual)
         # What the schedule itself holds: the token ids, what came from the stage before and what went to the next.
         kept += virtual * (8 + rank.hidden * ((stage > 0) + (stage < pipeline - 1)))
@@ -134,9 +132,13 @@ def activation_memory(
         kept *= flying
         if stage == pipeline - 1:  # the final norm, and the rows that the output layer reads
             kept += sum(one.size for one in rank.norm(rank.width)) + rank.width * rank.bytes
-        gradients = max(rank.gradients(mixture) for mixture in mixed)
         found.append(Activations(*(size * micro_batch.tokens for size in (kept, again, gradients))))
     return found
+
+
+def layer_bytes(config: RunConfig, model: Architecture, micro_batch: MicroBatch, *, mixture: bool) -> float:
+    """Bytes for one token of what a layer's modules hand to each other, all of which a forward pass writes."""
+    return sum(one.size for one in _Rank.of(config, model, micro_batch).layer(mixture=mixture))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,9 @@ class _Kept:
 def _recomputed(config: RunConfig, rank: _Rank, layers: Sequence[Sequence[_Kept]], virtual: int) -> tuple[float, float]:
     """Bytes a token that these layers keep, and that the backward pass computes again at a time."""
     stated = config.megatron
-    whole = [sum(one.size for one in layer) for layer in layers]
+    # Layers of one kind are one list: each is added up once.
+    sums = {id(layer): sum(one.size for one in layer) for layer in layers}
+    whole = [sums[id(layer)] for layer in layers]
     if not layers:
         return 0.0, 0.0
     if stated.get("recompute_granularity") == "full":
@@ -161,7 +165,8 @@ def _recomputed(config: RunConfig, rank: _Rank, layers: Sequence[Sequence[_Kept]
         inputs = virtual * -(-count // (virtual * each))
         return inputs * rank.hidden, max(sum(whole[at : at + each]) for at in range(0, count, each))
     modules = set(rank.modules)
-    kept = [sum(one.size for one in layer if not modules.intersection(one.modules)) for layer in layers]
+    left = {id(layer): sum(one.size for one in layer if not modules.intersection(one.modules)) for layer in layers}
+    kept = [left[id(layer)] for layer in layers]
     # The input of a norm is kept in place of its result.
     inputs_of_norms = 2 * rank.hidden * ("layernorm" in modules)
     again = max(all_of - some for all_of, some in zip(whole, kept, strict=True))
@@ -185,6 +190,8 @@ class _Rank:
         longest: Tokens of the longest sequence.
         stock: Whether TransformerEngine's modules are used.
         fused: Whether a gated activation is one operation, which keeps only its input.
+        linear: Bytes of a number that only a linear layer's backward pass reads: 1 in fp8.
+        adapter_rank: Of LoRA; 0 without.
     """
 
     model: dict[str, Any]
@@ -199,6 +206,8 @@ class _Rank:
     longest: int
     stock: bool
     fused: bool
+    linear: int
+    adapter_rank: int
 
     @classmethod
     def of(cls, config: RunConfig, model: Architecture, micro_batch: MicroBatch) -> _Rank:
@@ -224,6 +233,8 @@ class _Rank:
             stock=config.layer_backend == "te",
             fused=silu
             and (not config.on_gpu or config.layer_backend == "fused" or bool(stated.get("bias_activation_fusion"))),
+            linear=1 if stated.get("fp8") else 2 if half else 4,
+            adapter_rank=(config.lora.lora_rank or 0),
         )
 
     def number(self, name: str, default: int = 0) -> int:
@@ -243,14 +254,28 @@ class _Rank:
     def layer(self, *, mixture: bool) -> Iterator[_Kept]:
         """All that a layer keeps."""
         yield from self.norm(self.width, "layernorm")
-        yield _Kept(self.hidden, ("layernorm",))  # the input of the first projections
+        yield _Kept(self.width * self.linear, ("layernorm",))  # the input of the first projections
         yield from self._latent_attention() if self.model.get("multi_latent_attention") else self._attention()
         yield from self.norm(self.width, "layernorm")
-        yield _Kept(self.hidden, ("layernorm",))  # the input of the feed-forward network
+        # The input of the feed-forward network, which a router reads too.
+        yield _Kept(self.width * (self.bytes if mixture else self.linear), ("layernorm",))
         yield from self._mixture() if mixture else self._gated(self.number("ffn_hidden_size") / self.tensor, "mlp")
         if self.post_norms:
             yield from self.norm(self.width)
             yield from self.norm(self.width)
+        yield from self._adapters(mixture)
+
+    def joined(self) -> Iterator[_Kept]:
+        """What a layer for multi-token prediction keeps besides: hidden state and embedding, normed and joined."""
+        yield from self.norm(self.width)
+        yield from self.norm(self.width)
+        yield _Kept(2 * self.hidden)
+
+    def _adapters(self, mixture: bool) -> Iterator[_Kept]:
+        """What adapters keep besides the inputs of their modules: the result of each first product, in every linear."""
+        if self.adapter_rank:
+            modules = 4 if mixture else 7  # q, k, v, o; gate, up, down
+            yield _Kept(modules * self.adapter_rank * self.bytes)
 
     def norm(self, width: float, *modules: str, groups: float | None = None) -> Iterator[_Kept]:
         """A norm of `width` numbers in `groups` that are normed apart: the normed numbers, and a scale of each."""
@@ -308,7 +333,7 @@ class _Rank:
         """A feed-forward network after its input: what the activation gets, and the input of the last product."""
         gates = 2 if self.model.get("gated_linear_unit") else 1
         unfused = 1 if gates == 2 and not self.fused else 0
-        yield _Kept((gates + unfused + 1) * width * self.bytes, modules)
+        yield _Kept(((gates + unfused) * self.bytes + self.linear) * width, modules)
 
     def _mixture(self) -> Iterator[_Kept]:
         experts, chosen = self.number("num_moe_experts"), self.number("moe_router_topk")
@@ -317,8 +342,9 @@ class _Rank:
         # Rows of even load. Ranks that divide an expert have the rows of all of them.
         rows = chosen * self.rows * self.experts
         hidden, inner = self.number("hidden_size"), self.number("moe_ffn_hidden_size") / self.experts
-        kept = hidden + 2 * inner + (inner if self.stock else 0)  # `slime.train.experts` computes the last again
-        yield _Kept(rows * kept * self.bytes, ("moe",))
+        yield _Kept(rows * (hidden * self.linear + 2 * inner * self.bytes), ("moe",))
+        if self.stock:  # the input of the second product, which `slime.train.experts` always computes again
+            yield _Kept(rows * inner * self.linear, ("moe", "moe_act"))
         if shared := self.number("moe_shared_expert_intermediate_size"):
             yield from self._gated(shared / self.tensor, "moe", "shared_experts")
 

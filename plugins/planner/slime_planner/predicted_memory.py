@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
@@ -19,12 +20,13 @@ from slime.plugin.architecture import Architecture, Rule
 from slime.rollout.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
 from slime.weights.lora import Lora, adapter_rules, lora_of
 from slime_planner.devices import find_devices
+from slime_planner.pipeline_stages import stage_of_layers
 from slime_planner.predicted_activations import (
     activation_memory,
     activations_not_predicted,
     largest_micro_batch,
 )
-from slime_planner.predicted_cache import TYPE_BYTES, cache_text, engine_type
+from slime_planner.predicted_cache import cache_text, engine_memory
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 #: a router's bias: always float32, and not trained by gradients
@@ -33,15 +35,11 @@ _EMBEDDING, _OUTPUT = "embedding.", "output_layer."
 #: of layers for multi-token prediction, which neither engines nor a critic have
 _PREDICTING = "mtp."
 #: options that change what is kept where, beyond the arithmetic here
-_BEYOND = (
-    "use_precision_aware_optimizer",
-    "optimizer_cpu_offload",
-    "fp8",
-    "fp4",
-    "pipeline_model_parallel_layout",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-)
+_BEYOND = ("fp4",)
+#: bytes of a number of an optimizer that chooses its types (--exp-avg-dtype and others)
+_STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+#: of a parameter whose optimizer is on the host: copies in float32 of it and of its gradient, and two moments
+_HOST_STATE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +49,20 @@ class RankMemory:
     weights: float
     gradients: float
     optimizer: float
+    #: in host memory: what --optimizer-cpu-offload keeps there
+    host: float = 0.0
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Of the device."""
         return self.weights + self.gradients + self.optimizer
 
     def __add__(self, other: RankMemory) -> RankMemory:
         return RankMemory(
-            self.weights + other.weights, self.gradients + other.gradients, self.optimizer + other.optimizer
+            self.weights + other.weights,
+            self.gradients + other.gradients,
+            self.optimizer + other.optimizer,
+            self.host + other.host,
         )
 
 
@@ -101,28 +104,8 @@ def logits_memory(config: RunConfig, model: Architecture) -> float:
 
 def not_predicted(config: RunConfig) -> str | None:
     """The option for which there is no prediction, or None."""
-    stated = config.megatron
-    virtual = stated.get("virtual_pipeline_model_parallel_size", 1) or 1
-    uneven = [name for name in stated if name.startswith("num_layers_in_")]
-    beyond = [name for name in _BEYOND if stated.get(name)] + (uneven if virtual > 1 else [])
-    return f"--{beyond[0].replace('_', '-')}" if beyond else None
-
-
-def engine_memory(config: RunConfig, model: Architecture) -> float:
-    """Bytes of the weights on one device of an engine."""
-    ranks = config.cluster.rollout_num_gpus_per_engine
-    size = TYPE_BYTES.get(engine_type(config), 2)
-    numbers = 0.0
-    for rule in model.rules:
-        if rule.megatron.startswith(_PREDICTING):
-            continue
-        if rule.layout == "qkv":
-            query, *rest = rule.shapes
-            # An engine with more devices than key-value heads has copies of them.
-            numbers += math.prod(query) / ranks + sum(map(math.prod, rest)) / min(ranks, rule.groups)
-        else:
-            numbers += sum(map(math.prod, rule.shapes)) / (1 if rule.parallel_dim is None else ranks)
-    return numbers * size
+    beyond = next((name for name in _BEYOND if config.megatron.get(name)), None)
+    return None if beyond is None else f"--{beyond.replace('_', '-')}"
 
 
 def memory_lines(
@@ -225,21 +208,18 @@ def _model_memory(
     tensor, pipeline = (int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline"))
     expert = int(stated.get("expert_model_parallel_size", 1))
     expert_tensor = int(stated.get("expert_tensor_parallel_size") or tensor)
-    half = bool(stated.get("bf16") or stated.get("fp16"))
-    weight = 2 if half else 4
-    gradient = 4 if not half or stated.get("grad_reduce_in_fp32", True) else 2
+    weight = 2 if stated.get("bf16") or stated.get("fp16") else 4
+    gradient = 4 if weight == 4 or stated.get("grad_reduce_in_fp32", True) else 2
     copies = {
-        False: config.world_size // (tensor * pipeline),
-        True: config.world_size // (expert * expert_tensor * pipeline),
+        False: max(1, config.world_size // (tensor * pipeline)),
+        True: max(1, config.world_size // (expert * expert_tensor * pipeline)),
     }
-    adam = stated.get("optimizer", "adam") == "adam"
-    # A float32 copy of half-precision weights, and Adam's two moments or the momentum.
-    state = (4 if half else 0) + (8 if adam else 4 if stated.get("sgd_momentum", 0.9) else 0)
-    if not stated.get("use_distributed_optimizer", adam):
+    state, host_state = _optimizer_state(config)
+    if not stated.get("use_distributed_optimizer", stated.get("optimizer", "adam") == "adam"):
         copies = dict.fromkeys(copies, 1)
 
     layers = stage_of_layers(config, int(model.transformer["num_layers"]))
-    weights, gradients, optimizer = ([0.0] * pipeline for _ in range(3))
+    weights, gradients, optimizer, host = ([0.0] * pipeline for _ in range(4))
     for rule in model.rules:
         if rule.megatron.startswith((_OUTPUT, _PREDICTING)) and not output:
             continue
@@ -251,16 +231,48 @@ def _model_memory(
         if lora is not None and any(name.removesuffix(".weight") in lora.modules for name in rule.hf):
             trained = sum(_held(one, config, tensor) for one in adapter_rules(rule, lora))
         frozen = rule.megatron.endswith(FROZEN)
+        each = 4 if frozen else weight + _fp8_copies(rule, stated)
         for stage in _stages(rule, layers, pipeline, tied=output and _tied(model)):
-            weights[stage] += held * (4 if frozen else weight) + (trained * weight if lora is not None else 0)
+            weights[stage] += held * each + (trained * weight if lora is not None else 0)
             if not frozen:
                 gradients[stage] += trained * gradient
                 optimizer[stage] += trained * state / copies[is_expert]
+                host[stage] += trained * host_state / copies[is_expert]
     if model.predicts and output and pipeline > 1:
         # The last stage has a copy of the embedding, which is trained on the first.
         copied = (_held(rule, config, tensor) for rule in model.rules if rule.megatron.startswith(_EMBEDDING))
         weights[-1] += sum(copied) * weight
-    return [RankMemory(*one) for one in zip(weights, gradients, optimizer, strict=True)]
+    return [RankMemory(*one) for one in zip(weights, gradients, optimizer, host, strict=True)]
+
+
+def _optimizer_state(config: RunConfig) -> tuple[float, float]:
+    """Bytes of a trained number's optimizer state, on the device and on the host."""
+    stated = config.megatron
+    half = bool(stated.get("bf16") or stated.get("fp16"))
+    if stated.get("optimizer", "adam") != "adam":
+        return (4 if half else 0) + (4 if stated.get("sgd_momentum", 0.9) else 0), 0.0
+    # A float32 copy of half-precision weights, and Adam's two moments.
+    device: float = (4 if half else 0) + 8
+    if stated.get("use_precision_aware_optimizer"):
+        main, first, second = (
+            _STATE_BYTES.get(str(stated.get(name, "fp32")), 4)
+            for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+        )
+        # The upper half of a float32 copy are the bfloat16 weights themselves: only the lower half is kept.
+        remainders = stated.get("bf16") and main == 4 and stated.get("store_param_remainders", True)
+        device = (2 if remainders else main) + first + second
+    if not stated.get("optimizer_cpu_offload"):
+        return device, 0.0
+    offloaded = float(stated.get("optimizer_offload_fraction", 1.0))
+    return device * (1 - offloaded), _HOST_STATE * offloaded
+
+
+def _fp8_copies(rule: Rule, stated: Mapping[str, Any]) -> int:
+    """Bytes more for a weight that is multiplied in fp8: a copy for each direction, or instead of the weight itself."""
+    in_layers = rule.layout != "vocab" and all(len(shape) > 1 for shape in rule.shapes)
+    if not stated.get("fp8") or not in_layers or ".router." in rule.megatron:
+        return 0
+    return 0 if stated.get("fp8_param") or stated.get("fp8_param_gather") else 2
 
 
 def _held(rule: Rule, config: RunConfig, ranks: int) -> float:
@@ -276,6 +288,15 @@ def _padded(vocabulary: int, config: RunConfig, ranks: int) -> int:
     return -(-vocabulary // step) * step
 
 
+def held_by_stage(model: Architecture, layers: list[int], pipeline: int) -> list[list[Rule]]:
+    """The tensors that each pipeline stage sends to engines: each tensor once, and none that engines lack."""
+    found: list[list[Rule]] = [[] for _ in range(pipeline)]
+    for rule in model.rules:
+        if not rule.megatron.startswith(_PREDICTING):
+            found[min(_stages(rule, layers, pipeline, tied=False))].append(rule)
+    return found
+
+
 def _stages(rule: Rule, layers: list[int], pipeline: int, *, tied: bool) -> Iterable[int]:
     """The pipeline stages that hold a tensor."""
     if (layer := _LAYER.match(rule.megatron)) is not None:
@@ -287,26 +308,3 @@ def _stages(rule: Rule, layers: list[int], pipeline: int, *, tied: bool) -> Iter
 
 def _tied(model: Architecture) -> bool:
     return bool(model.gpt["share_embeddings_and_output_weights"])
-
-
-def stage_of_layers(config: RunConfig, layers: int) -> list[int]:
-    """The pipeline stage of each layer."""
-    stated = config.megatron
-    pipeline = int(stated.get("pipeline_model_parallel_size", 1))
-    first, last = (stated.get(f"num_layers_in_{place}_pipeline_stage") for place in ("first", "last"))
-    if pipeline == 1:
-        return [0] * layers
-    per_chunk = stated.get("num_layers_per_virtual_pipeline_stage")
-    if per_chunk is None and first is None and last is None:
-        per_chunk = layers // (pipeline * int(stated.get("virtual_pipeline_model_parallel_size") or 1))
-    if per_chunk is not None:
-        # Interleaved stages take turns.
-        return [number // max(1, int(per_chunk)) % pipeline for number in range(layers)]
-    middle = pipeline - (first is not None) - (last is not None)
-    each = (layers - (first or 0) - (last or 0)) // max(1, middle)
-    counts = [each] * pipeline
-    if first is not None:
-        counts[0] = int(first)
-    if last is not None:
-        counts[-1] = int(last)
-    return [stage for stage, count in enumerate(counts) for _ in range(count)]

@@ -15,7 +15,8 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 
 from slime.config import RunConfig
 from slime_planner import predicted_memory
-from slime_planner.predicted_memory import engine_memory, logits_memory, memory_lines, memory_note, rank_memory
+from slime_planner.predicted_cache import engine_memory
+from slime_planner.predicted_memory import logits_memory, memory_lines, memory_note, rank_memory
 
 
 def held(launcher: RankLauncher, config: Any) -> tuple[int, int, int]:
@@ -143,9 +144,9 @@ def test_an_engine_copies_key_and_value_heads_that_are_fewer_than_its_devices() 
 
 def test_what_cannot_be_predicted_is_said() -> None:
     model = layouts.architecture(layouts.published("qwen3-0.6B"))
-    config = config_of("--use-precision-aware-optimizer")
+    config = config_of("--fp4 e2m1")
     lines = list(memory_lines(config, model, critic=False, with_engines=True))
-    assert lines[0] == "a training rank: not predicted with --use-precision-aware-optimizer"
+    assert lines[0] == "a training rank: not predicted with --fp4"
     assert memory_note(config, model, critic=False, with_engines=True) is None
 
 

@@ -167,9 +167,9 @@ def test_the_largest_micro_batch_is_a_bound_or_a_guess(
 
 
 def test_options_without_a_prediction_are_named() -> None:
-    assert activations_not_predicted(config_of("--lora-rank 4")) == "--lora-rank"
-    words = "--recompute-granularity selective --recompute-modules moe_act"
-    assert activations_not_predicted(config_of(words)) == "--recompute-modules moe_act"
+    assert activations_not_predicted(config_of("--cpu-offloading")) == "--cpu-offloading"
+    words = "--recompute-granularity selective --recompute-modules other"
+    assert activations_not_predicted(config_of(words)) == "--recompute-modules other"
     assert activations_not_predicted(config_of()) is None
 
 
@@ -251,10 +251,8 @@ def test_a_gpu_engine_gets_a_share_of_the_device() -> None:
     share = config_of("--device cuda --sglang-mem-fraction-static 0.5")
     found = cache_text(share, model, gib, device_bytes=80 * gib)
     assert found.endswith(f"0.0938 KiB a token: 39.0 GiB of 80.0 GiB, {39 * gib // 96:,} tokens")
-    draft = config_of("--device cuda --sglang-speculative-algorithm EAGLE")
-    assert cache_text(draft, model, gib, device_bytes=None) == (
-        "KV cache not predicted with --sglang-speculative-algorithm"
-    )
+    other = config_of("--device cuda --sglang-enable-hisparse")
+    assert cache_text(other, model, gib, device_bytes=None) == "KV cache not predicted with --sglang-enable-hisparse"
 
 
 def test_the_lines_for_users(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_lines_name_the_assumptions() -> None:
     )
     assert first.startswith("705.6 GB by distributed, about 27.4 s = ")
     assert second == "assumed, not measured: 50 GB/s between nodes, 300 GB/s within a node (docs/training.md)"
-    odd = read_config(["--bf16", "--fp8", "hybrid", "--update-weight-transport", "distributed"])
-    assert list(sync_lines(odd, model())) == ["0.4 MB by distributed; seconds not predicted with --fp8"]
+    odd = read_config(["--bf16", "--fp4", "e2m1", "--update-weight-transport", "distributed"])
+    assert list(sync_lines(odd, model())) == ["0.4 MB by distributed; seconds not predicted with --fp4"]
 
 
 def test_the_table_of_the_docs_is_current() -> None:

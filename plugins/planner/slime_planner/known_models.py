@@ -1,0 +1,92 @@
+"""Models by name: the `config.json` of each script in `scripts/models`, or of a folder that may hold nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slime.config import RunConfig
+from slime.errors import ConfigError, did_you_mean
+from slime.plugin.architecture import Architecture, Rule
+from slime.weights.fp8 import block_of
+from slime.weights.hf_config import read_hf_config
+from slime.weights.models import Models
+
+_FOLDER = Path(__file__).parent / "models"
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model of which only the description is known."""
+
+    name: str
+    architecture: Architecture
+    #: of the full weights, with those of layers for multi-token prediction only if they are trained
+    parameters: int
+    #: tensors, as they are sent to engines
+    tensors: int
+    #: whether the published weights are in fp8
+    fp8: bool
+
+
+def known_names() -> list[str]:
+    """The models of `scripts/models`."""
+    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+
+
+def model_config(name: str) -> tuple[str, Mapping[str, Any]]:
+    """The name and the `config.json` of a model. Raises `ConfigError` if there is none."""
+    by_name = {known.lower(): known for known in known_names()}
+    known = (
+        by_name.get(Path(name).name.removesuffix(".sh").lower()) if not Path(name, "config.json").is_file() else None
+    )
+    if known is not None:
+        return known, json.loads((_FOLDER / f"{known}.json").read_text(encoding="utf-8"))
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"unknown model {name!r}.{did_you_mean(name.lower(), list(by_name))} Name one of"
+            f" {', '.join(known_names())}, or a folder with a config.json"
+        )
+    return str(folder), read_hf_config(folder)
+
+
+def planned_model(name: str, config: RunConfig) -> PlannedModel:
+    """A model by name or folder. Raises `ConfigError` if it is unknown or not of a family that is installed."""
+    title, hf_config = model_config(name)
+    models = Models.installed(config)
+    whole = models.as_trained(models.describe(hf_config))
+    parameters = sum(math.prod(shape) for rule in whole.rules for shape in rule.shapes)
+    tensors = sum(len(rule.hf) for rule in whole.rules)
+    joined = whole
+    if not config.lora.asked:  # adapters are found by the names of modules
+        joined = replace(whole, rules=_joined(whole.rules))
+        if (more := whole.predicting) is not None:
+            joined = replace(joined, predicting=replace(more, rules=_joined(more.rules)))
+    return PlannedModel(title, joined, parameters, tensors, block_of(hf_config) is not None)
+
+
+def _joined(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """The same numbers in few rules: one for all tensors of a layer that are divided, multiplied and stored alike."""
+    alone: list[Rule] = []
+    first: dict[tuple[object, ...], Rule] = {}
+    numbers: dict[tuple[object, ...], int] = {}
+    for rule in rules:
+        if rule.layout != "concat":
+            alone.append(rule)
+            continue
+        shapes = rule.shapes
+        place = rule.megatron.split(".", 3)[:3]
+        name = rule.megatron
+        key = (*place, rule.expert is None, rule.parallel_dim is None, len(shapes[0]), ".mlp." in name)
+        key += (name.rpartition(".router.")[2] if ".router." in name else "",)
+        first.setdefault(key, rule)
+        numbers[key] = numbers.get(key, 0) + sum(map(math.prod, shapes))
+    for key, rule in first.items():
+        shape = (numbers[key],) if len(rule.shapes[0]) == 1 else (numbers[key], 1)
+        alone.append(replace(rule, hf={rule.names[0]: shape}))
+    return tuple(alone)

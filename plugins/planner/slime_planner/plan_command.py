@@ -1,0 +1,291 @@
+"""`slime plan`: what a run would need on a cluster that is only described, from the name of a model."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from slime.cli.text_layout import hanging
+from slime.config import RunConfig, read_config, resolve
+from slime.config.assemble import stop_on
+from slime.errors import ConfigError
+from slime.observe.memory import size_text
+from slime_planner.cluster import GIB, Cluster, described_cluster
+from slime_planner.fleet_plan import FleetPlan, cluster_problems, fleet_plan, plan_problems
+from slime_planner.known_models import PlannedModel, known_names, planned_model
+from slime_planner.proposals import LAYOUT, Proposals, layout_text, layout_words, place, proposals
+from slime_planner.rates import FLAGS, Rates, with_rate
+
+_USAGE = """\
+usage: slime plan MODEL --nodes N --gpus 8xH100-80GB [--network 400Gb]
+                  [--host-memory GIB] [--json] [--rate-... X] [run flags]
+
+Say what a run of a model needs on a cluster that need not exist yet: memory of
+each kind of rank, of engines and of hosts, KV cache, weight sync, and the
+seconds of a step by phase, with the rates that are assumed. It reads no
+weights and needs no GPU. Without a layout among the run flags it proposes the
+three fastest that fit, and says why the others do not.
+
+  MODEL           a model of scripts/models, or a folder with a config.json
+  --nodes         nodes of the cluster
+  --gpus          devices of a node: 8xH100-80GB
+  --network       400Gb: bits per second of an adapter for each device;
+                  2x200Gb: adapters of a node; 50GB: bytes
+  --host-memory   GiB of a node (2048)
+  --json          print JSON
+  run flags       those of slime train
+
+rates:
+{rates}
+models:
+{models}
+"""
+_OWN = {"--nodes": "", "--gpus": "", "--network": "400Gb", "--host-memory": "2048"}
+#: what a run needs and a plan does not ask for
+_STATED = {
+    ("checkpoint", "hf_checkpoint"): ("--hf-checkpoint", "models/{model}"),
+    ("data", "prompt_data"): ("--prompt-data", "prompts.jsonl"),
+    ("rollout", "num_rollout"): ("--num-rollout", "100"),
+    ("rollout", "rollout_batch_size"): ("--rollout-batch-size", "32"),
+    ("rollout", "n_samples_per_prompt"): ("--n-samples-per-prompt", "8"),
+    ("algorithm", "advantage_estimator"): ("--advantage-estimator", "grpo"),
+    ("reward", "reward"): ("--reward", "exact_match"),
+}
+
+
+@dataclass(frozen=True)
+class _Asked:
+    model: str
+    cluster: Cluster
+    rates: Rates
+    words: list[str]
+    as_json: bool
+
+
+def run(argv: Sequence[str]) -> int:
+    """The command; returns its exit code: 1 if nothing fits."""
+    if set(argv) & {"-h", "--help"}:
+        rates = "".join(
+            f"  --rate-{one.name.replace('_', '-')} ({one.default:g})\n      {one.metadata['help']}\n"
+            for one in fields(Rates)
+        )
+        print(_USAGE.format(rates=rates, models="\n".join(hanging("  ", ", ".join(known_names())))), end="")
+        return 0
+    # Ten thousands of tensors are described, and none of them is garbage.
+    gc.disable()
+    try:
+        asked = _read(argv)
+        stated, given, command = stated_config(asked.model, asked.words)
+        model = planned_model(asked.model, stated)
+        found = plans(stated, given, model, asked.cluster, asked.rates)
+        if found.best:
+            stop_on(plan_problems(found.best[0].config, model, asked.cluster))
+    finally:
+        gc.enable()
+    shown = _as_json(found, command, stated) if asked.as_json else "\n".join(_lines(found, asked, command, stated))
+    print(shown)
+    return 0 if any(not [*plan.misfits()] for plan in found.best) else 1
+
+
+def plans(stated: RunConfig, given: frozenset[str], model: PlannedModel, cluster: Cluster, rates: Rates) -> Proposals:
+    """The plan of the layout that was stated, or those of the best.
+
+    Args:
+        stated: The run.
+        given: The options of its devices that the user stated.
+        model: Its model.
+        cluster: Its machines.
+        rates: What is assumed of them.
+    """
+    placed = place(stated, given, model, cluster)
+    if any(name in stated.megatron for name in LAYOUT):
+        stop_on(plan_problems(placed, model, cluster))
+        return Proposals([fleet_plan(placed, model, cluster, rates)], 1, {})
+    stop_on(cluster_problems(placed, cluster))
+    return proposals(placed, model, cluster, rates)
+
+
+def stated_config(name: str, words: Sequence[str]) -> tuple[RunConfig, frozenset[str], list[str]]:
+    """The resolved configuration of the run flags on GPUs of a cluster.
+
+    Returns:
+        It, the options of its devices that were stated, and the flags with what they lacked.
+    """
+    first = read_config(words)
+    added: list[str] = []
+    for (section, option), (flag, value) in _STATED.items():
+        if option not in getattr(first, section).model_fields_set:
+            added += [flag, value.format(model=name)]
+    if not {"bf16", "fp16"} & set(first.megatron):
+        added.append("--bf16")
+    if "device" not in first.cluster.model_fields_set:
+        added += ["--device", "cuda"]
+    if first.cluster.ray_address is None:
+        added += ["--ray-address", "auto"]
+    if first.cluster.layer_backend == "auto" and "transformer_impl" not in first.megatron and not first.lora.asked:
+        added += ["--layer-backend", "te"]
+    if first.device == "cpu" and "device" in first.cluster.model_fields_set and first.cluster.device == "cpu":
+        raise ConfigError("--device cpu: a plan is for GPUs. `slime train --dry-run` predicts a run on this machine")
+    given = set(first.cluster.model_fields_set) | (
+        {"rollout_num_gpus_per_engine"} if "tp_size" in first.sglang else set()
+    )
+    return resolve(read_config([*words, *added])), frozenset(given), [*words, *added]
+
+
+def _read(argv: Sequence[str]) -> _Asked:
+    own, rates, words, as_json = dict(_OWN), Rates(), [], False
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if word == "--json":
+            as_json = True
+        elif flag in own or flag in FLAGS:
+            if not equals and (not rest or rest[0].startswith("--")):
+                raise ConfigError(f"slime plan: {flag} needs a value (see slime plan --help)")
+            value = value if equals else rest.pop(0)
+            if flag in own:
+                own[flag] = value
+            else:
+                rates = with_rate(rates, flag, value)
+        else:
+            words.append(word)
+    if not words or words[0].startswith("-"):
+        raise ConfigError("slime plan: which model? The first word names one of scripts/models, or a folder")
+    for flag, like in (("--nodes", "16"), ("--gpus", "8xH100-80GB")):
+        if not own[flag]:
+            raise ConfigError(f"slime plan: {flag} is missing, such as {flag} {like}")
+    numbers = {}
+    for flag in ("--nodes", "--host-memory"):
+        if not own[flag].isdigit():
+            raise ConfigError(f"{flag} {own[flag]}: expected a whole number")
+        numbers[flag] = int(own[flag])
+    cluster = described_cluster(numbers["--nodes"], own["--gpus"], own["--network"], numbers["--host-memory"])
+    return _Asked(words[0], cluster, rates, words[1:], as_json)
+
+
+# --- what is printed ---------------------------------------------------------------------------------
+
+
+def _lines(found: Proposals, asked: _Asked, command: Sequence[str], stated: RunConfig) -> Iterator[str]:
+    for label, texts in _parts(found, asked, command, stated):
+        for number, text in enumerate(texts):
+            yield from hanging(f"{'' if number else label:<13}", text)
+
+
+def _parts(
+    found: Proposals, asked: _Asked, command: Sequence[str], stated: RunConfig
+) -> Iterator[tuple[str, list[str]]]:
+    yield "cluster", [str(asked.cluster)]
+    if not found.best:
+        yield "does not fit", [f"none of {found.tried} layouts", *_refusals(found)]
+        return
+    first = found.best[0]
+    yield "model", [f"{first.model.name}: {first.model.parameters / 1e9:.2f} billion parameters"]
+    for number, plan in enumerate(found.best, 1):
+        head = f"layout {number}" if len(found.best) > 1 else "layout"
+        yield head, [layout_text(plan.config), *_memory(plan), *_engine(plan), *_seconds(plan)]
+        yield "command", [shlex.join(["slime", "train", *command, *layout_words(plan.config, stated)])]
+        if wrong := [*plan.misfits(), *plan.tight()]:
+            yield "warning", wrong
+    if found.tried > 1:
+        yield "others", [f"{found.tried} layouts were tried", *_refusals(found)]
+    yield "assumed", [", ".join(f"{name} {value:g}" for name, value in asdict(asked.rates).items())]
+    yield (
+        "",
+        ["--rate-NAME changes one; `slime plan --help` describes them, docs/planning.md compares with others' runs"],
+    )
+
+
+def _refusals(found: Proposals) -> Iterator[str]:
+    for kind, (number, example) in found.refused.items():
+        yield f"{number} do not fit: {kind}; the nearest, {example}"
+
+
+def _memory(plan: FleetPlan) -> Iterator[str]:
+    have = plan.cluster.gpu.memory * GIB
+    totals = [need.total(plan.rates) for need in plan.stages]
+    if len(totals) > 1:
+        yield f"ranks by stage: {', '.join(f'{total / GIB:.1f}' for total in totals)} GiB"
+    for number in {totals.index(max(totals)): None, len(totals) - 1: None}:
+        need, total, held = plan.stages[number], totals[number], plan.stages[number].memory
+        yield (
+            f"a rank of stage {number}: {size_text(total)} of {size_text(have)} ({100 * total / have:.0f} %) ="
+            f" weights {size_text(held.weights)} + gradients {size_text(held.gradients)} + optimizer"
+            f" {size_text(held.optimizer)} + activations {size_text(need.activations)} (micro-batches of"
+            f" {plan.micro_batch}) + {size_text(need.passing)} in passing + {size_text(plan.rates.reserved)} reserved"
+        )
+    host = plan.host
+    parts = {
+        "offloaded optimizer": host.optimizer,
+        "released state, at most": host.colocated,
+        "reference": host.reference,
+        "routed experts of a batch": host.routes,
+    }
+    shown = " + ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size) or "nothing of the model"
+    yield f"a host: {size_text(host.total)} of {size_text(plan.cluster.host_memory)} = {shown}"
+
+
+def _engine(plan: FleetPlan) -> Iterator[str]:
+    engine = plan.engine
+    at_once = ", ".join(f"{number} of {length:,}" for length, number in plan.requests.items())
+    yield (
+        f"a device of an engine: weights {size_text(engine.weights)}; cache in what is left of {engine.share:g} of it:"
+        f" {engine.tokens:,} tokens in an engine, {engine.token / 1024:.3g} KiB of a token on a device; requests at"
+        f" once: {at_once} tokens"
+    )
+
+
+def _seconds(plan: FleetPlan) -> Iterator[str]:
+    one = plan.training
+    turns = f" + turns {plan.turns:.1f}" if plan.turns else ""
+    together = "whichever is longer" if plan.config.rollout.async_mode else "in turn"
+    yield (
+        f"a step: about {plan.step:.0f} s = generation {plan.generating:.0f}, training {one.total:.0f} ({together}) +"
+        f" sync {plan.sync.seconds:.1f}{turns}"
+    )
+    yield (
+        f"training: log-probs {one.log_probs:.1f} + matrix products {one.matrices:.1f} + memory {one.memory:.1f} +"
+        f" tensor parallelism {one.tensor:.1f} + experts' messages {one.experts:.1f} + bubble {one.bubble:.1f} +"
+        f" gradients {one.data:.1f} + optimizer {one.optimizer:.1f} s"
+    )
+    ways = ", ".join(f"{way.name} {way.seconds:.1f} s" for way in plan.ways)
+    yield f"weight sync of {plan.sync.bytes / 1e9:.0f} GB: {ways}"
+
+
+def _as_json(found: Proposals, command: Sequence[str], stated: RunConfig) -> str:
+    return json.dumps(
+        {
+            "layouts": [_plan_json(plan, command, stated) for plan in found.best],
+            "tried": found.tried,
+            "refused": {kind: {"layouts": n, "nearest": text} for kind, (n, text) in found.refused.items()},
+        },
+        indent=2,
+    )
+
+
+def _plan_json(plan: FleetPlan, command: Sequence[str], stated: RunConfig) -> dict[str, Any]:
+    return {
+        "layout": layout_text(plan.config),
+        "command": ["slime", "train", *command, *layout_words(plan.config, stated)],
+        "parameters": plan.model.parameters,
+        "stages": [asdict(need) | {"total": need.total(plan.rates)} for need in plan.stages],
+        "device_bytes": plan.cluster.gpu.memory * GIB,
+        "engine": asdict(plan.engine) | {"requests": plan.requests},
+        "host": asdict(plan.host) | {"total": plan.host.total},
+        "sync": {way.name: {"bytes": way.bytes, "seconds": way.seconds, "how": way.how} for way in plan.ways},
+        "seconds": {
+            "generation": plan.generating,
+            "training": asdict(plan.training),
+            "sync": plan.sync.seconds,
+            "turns": plan.turns,
+            "step": plan.step,
+        },
+        "misfits": [*plan.misfits()],
+        "warnings": [*plan.tight()],
+        "rates": asdict(plan.rates),
+    }

@@ -1,0 +1,149 @@
+"""The seconds of a weight sync over a described cluster: by one sender, by a sender of each pipeline stage, as deltas.
+
+Every way is bound by three things: what a sender's adapter carries, what enters a node of engines, and the calls for
+each tensor (gather, send, load), which cost the same for a small one as for a large one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slime.config import RunConfig
+from slime_planner.cluster import Cluster
+from slime_planner.known_models import PlannedModel
+from slime_planner.pipeline_stages import stage_of_layers
+from slime_planner.predicted_cache import quantised_engine
+from slime_planner.predicted_memory import FROZEN, held_by_stage
+from slime_planner.rates import Rates
+
+
+@dataclass(frozen=True, slots=True)
+class SyncWay:
+    """One way of sending weights, and how long it takes."""
+
+    name: str
+    bytes: float
+    seconds: float
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What a pipeline stage sends.
+
+    Attributes:
+        trained: Bytes that its ranks hold together, which are gathered.
+        sent: Bytes as engines take them.
+        local: Share of it that is on the sender's node.
+    """
+
+    trained: float
+    sent: float
+    local: float
+
+
+def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: Rates) -> list[SyncWay]:
+    """Every way that this run could send its weights, the usual one first."""
+    stages = list(_stages(config, model))
+    sent = sum(stage.sent for stage in stages)
+    calls = model.tensors * (2 if quantised_engine(config) else 1) * rates.tensor_call
+    link = cluster.gpu.link * 1e9 * rates.link_share
+    network = cluster.network * rates.network_share
+    one_node = cluster.nodes == 1
+    wire = link if one_node else network
+    gathers = [stage.trained * (stage.local / link + (1 - stage.local) / network) for stage in stages]
+    sends = [stage.sent / wire for stage in stages]
+    # An engine's node takes all senders' bytes at once, whatever they carry.
+    entering = sent / (link if one_node else cluster.node_network * rates.network_share)
+    # Senders whose stages share a node have an adapter each.
+    many = max(1, len(stages))
+    ways = [
+        SyncWay(
+            "one sender",
+            sent,
+            sum(stage.trained for stage in stages) * _share_elsewhere(config, cluster) / network
+            + max(gathers)
+            + sum(sends)
+            + calls,
+            "rank 0 gathers every stage and sends it",
+        )
+    ]
+    if many > 1:
+        ways += [
+            SyncWay(
+                "stages in turn",
+                sent,
+                max(gathers) + sum(sends) + calls,
+                f"{many} stages gather at once, and send one after the other",
+            ),
+            SyncWay(
+                "stages at once",
+                sent,
+                max(max(gathers), max(sends), entering) + calls / many,
+                f"{many} stages send at once, each one bucket while it gathers the next",
+            ),
+        ]
+    if config.cluster.colocate:
+        # Every rank hands its shard to the engine process beside it; what that process lacks is gathered before.
+        elsewhere = max(gathers) + sent / cluster.nodes * (cluster.nodes > 1) / (cluster.node_network)
+        ways.insert(0, SyncWay("tensor", sent, elsewhere + sent / link + calls, "through memory of each node"))
+    disk = sent / rates.disk_write + _engines(config) * sent / rates.disk_read
+    ways.append(SyncWay("disk", sent, max(gathers) + disk, "a whole folder, read by every engine"))
+    delta = sent * rates.delta_share
+    # An overwrite names the place of each number beside it.
+    moved = delta * 3
+    found = sum(stage.trained for stage in stages) / many / (cluster.gpu.bandwidth * 1e9 / 4)
+    ways.append(
+        SyncWay(
+            "delta",
+            moved,
+            found + moved / rates.disk_write + _engines(config) * moved / rates.disk_read + calls / many,
+            f"{100 * rates.delta_share:g} % of the numbers changed, with their places",
+        )
+    )
+    return ways
+
+
+def usual_way(config: RunConfig, ways: list[SyncWay]) -> SyncWay:
+    """The way of the run's transport."""
+    by_name = {way.name: way for way in ways}
+    transport = config.sync.update_weight_transport
+    if transport == "disk":
+        return by_name["disk"]
+    return by_name.get("tensor", ways[0]) if transport == "tensor" else by_name["one sender"]
+
+
+def _engines(config: RunConfig) -> int:
+    return max(1, config.num_engines)
+
+
+def _stages(config: RunConfig, model: PlannedModel) -> Iterator[_Stage]:
+    stated = config.megatron
+    tensor, pipeline, expert = (
+        int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline", "expert")
+    )
+    over = expert * int(stated.get("expert_tensor_parallel_size") or tensor)
+    node = min(config.cluster.actor_num_gpus_per_node, config.world_size // pipeline)
+    layers = stage_of_layers(config, int(model.architecture.transformer["num_layers"]))
+    size = 2 if stated.get("bf16") or stated.get("fp16") else 4
+    quantised = quantised_engine(config)
+    for rules in held_by_stage(model.architecture, layers, pipeline):
+        trained = sent = local = 0.0
+        for rule in rules:
+            numbers = sum(map(math.prod, rule.shapes))
+            frozen = rule.megatron.endswith(FROZEN)
+            matrix = rule.layout != "vocab" and min(len(shape) for shape in rule.shapes) > 1
+            whole = numbers * (4 if frozen else size)
+            trained += whole
+            sent += numbers if quantised and matrix and ".router." not in rule.megatron else whole
+            local += whole * min(1.0, node / (over if rule.expert is not None else tensor))
+        yield _Stage(trained, sent, local / max(1.0, trained))
+
+
+def _share_elsewhere(config: RunConfig, cluster: Cluster) -> float:
+    """The share of the stages that are on other nodes than rank 0's."""
+    pipeline = int(config.megatron.get("pipeline_model_parallel_size", 1))
+    here = max(1, config.cluster.actor_num_gpus_per_node * pipeline // config.world_size)
+    return 0.0 if cluster.nodes == 1 else 1 - min(1.0, here / pipeline)

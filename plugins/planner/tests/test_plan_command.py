@@ -1,0 +1,125 @@
+"""`slime plan`: models by name, clusters in words, what fits, and what others measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.model_scripts.test_model_scripts import NAMES, PUBLISHED
+
+from slime.config import RunConfig
+from slime.errors import ConfigError
+from slime_planner.cluster import GIB, described_cluster
+from slime_planner.known_models import known_names, planned_model
+from slime_planner.pipeline_stages import stage_of_layers
+from slime_planner.plan_command import run, stated_config
+
+sys.path.insert(0, str(Path(__file__).parent))
+from published_runs import ROWS, planned, table
+
+PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
+_PREDICTING = ("deepseek", "glm4.5", "glm4.6", "glm4.7")  # whose published folders count their MTP layers
+
+
+def test_every_script_has_a_description_of_the_published_size() -> None:
+    assert known_names() == NAMES
+    for name in NAMES:
+        model = planned_model(name, RunConfig())
+        if name in PUBLISHED and not name.startswith(_PREDICTING):
+            assert model.parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
+def test_predictions_are_near_what_others_measured(row: object) -> None:
+    assert isinstance(row, type(ROWS[0]))
+    assert 1 / row.within <= row.predicted / row.published <= row.within
+
+
+def test_the_page_has_the_table_of_today() -> None:
+    assert table() in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_plan_loads_no_engine_and_takes_no_second() -> None:
+    script = (
+        "import sys, time; from slime_planner.plan_command import run\n"
+        "from slime_planner.known_models import known_names\n"
+        "spent = {}\n"
+        "for name in known_names():\n"
+        "    began = time.process_time(); run([name, '--nodes', '32', '--gpus', '8xH100-80GB']); \n"
+        "    spent[name] = time.process_time() - began\n"
+        "assert not {'torch', 'ray', 'megatron', 'sglang', 'transformers'} & set(sys.modules)\n"
+        "print(sorted(spent.values())[len(spent) // 2], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    assert float(done.stderr.splitlines()[-1]) < 1
+
+
+def test_a_small_model_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "qwen3-8b --nodes 1 --gpus 8xH100-80GB --actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 --json"
+    assert run(words.split()) == 0
+    [plan] = json.loads(capsys.readouterr().out)["layouts"]
+    [stage] = plan["stages"]
+    # Half of 8.19 billion on a rank (but for the norms): 2 bytes of weights, 4 of gradients, and 12 of the optimizer
+    # divided by two copies of the model.
+    half = 8_190_735_360 / 2
+    assert stage["memory"]["weights"] == pytest.approx(2 * half, rel=1e-3)
+    assert stage["memory"]["gradients"] == pytest.approx(4 * half, rel=1e-3)
+    assert stage["memory"]["optimizer"] == pytest.approx(6 * half, rel=1e-3)
+    assert plan["engine"]["token"] == 36 * 2 * 8 * 128 * 2
+    room = 0.85 * 79.6 * GIB - 2 * 8_190_735_360
+    assert plan["engine"]["tokens"] == int(room / (36 * 2 * 8 * 128 * 2))
+
+
+def test_optimizers_on_the_host_and_of_chosen_types() -> None:
+    layout = "--tensor-model-parallel-size 2 --actor-num-gpus-per-node 4"
+    usual = planned("qwen3-8B", "1 x 8xH100", layout).stages[0].memory
+    precise = planned("qwen3-8B", "1 x 8xH100", f"{layout} --use-precision-aware-optimizer").stages[0].memory
+    # Half of the float32 copy is the bfloat16 weight itself.
+    assert precise.optimizer == pytest.approx(usual.optimizer * 10 / 12)
+    host = planned("qwen3-8B", "1 x 8xH100", f"{layout} --use-precision-aware-optimizer --optimizer-cpu-offload")
+    assert host.stages[0].memory.optimizer == 0
+    assert host.host.optimizer == pytest.approx(4 * usual.optimizer * 16 / 12)
+
+
+def test_a_pipeline_layout_by_hand() -> None:
+    words = ["--pipeline-model-parallel-size", "4", "--pipeline-model-parallel-layout", "Et*2|(tt|)*6,L", "--bf16"]
+    stated, _, _ = stated_config("qwen3-8b", words)
+    # Eight chunks of two layers, the last of which has none.
+    assert stage_of_layers(stated, 14) == [0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2]
+    with pytest.raises(ConfigError, match="14 layers"):
+        stage_of_layers(stated, 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("qwen3-8c --nodes 1 --gpus 8xH100", "unknown model 'qwen3-8c'.*qwen3-8"),
+        ("qwen3-8b --nodes 1 --gpus eight", "--gpus 'eight' cannot be read: expected such as --gpus 8xH100-80GB"),
+        ("qwen3-8b --nodes 1 --gpus 8xH999", "H999 is not known"),
+        ("qwen3-8b --nodes 2 --gpus 8xH100,4xH100", "nodes of unequal size"),
+        ("qwen3-8b --nodes 1 --gpus 8xH100 --network fast", "--network 'fast' cannot be read"),
+        ("qwen3-8b --gpus 8xH100", "--nodes is missing"),
+        ("qwen3-8b --nodes 1 --gpus 8xH100 --rollout-num-gpus-per-engine 16", "larger than the cluster"),
+        ("qwen3-8b --nodes 1 --gpus 8xH100 --tensor-model-parallel-size 3", "not a multiple|does not divide"),
+        ("qwen3-8b --nodes 1 --gpus 8xH100 --rate-matrix zero", "expected a number above 0"),
+    ],
+)
+def test_bad_input_is_named(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(words.split())
+
+
+def test_what_does_not_fit_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["deepseek-v3", "--nodes", "8", "--gpus", "8xH100-80GB"]) == 1
+    shown = capsys.readouterr().out
+    assert "does not fit" in shown
+    assert "a training rank needs more than a device has; the nearest, " in " ".join(shown.split())
+
+
+def test_clusters_in_words() -> None:
+    cluster = described_cluster(2, "4xH200", "2x200Gb")
+    assert (cluster.devices, cluster.node_network, cluster.device_network) == (8, 50e9, 12.5e9)
+    assert described_cluster(1, "8xA100-40GB").gpu.memory == pytest.approx(39.8)
