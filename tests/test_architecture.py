@@ -90,11 +90,15 @@ SHOPS: dict[str, frozenset[str]] = {
         {
             "config",
             "config.assemble",
+            # `slime plan`: the checks of a layout
+            "config.layer_backend",
+            "config.megatron_checks",
             "registry.plugin_set",
             "observe.memory",
             # predictions: the arithmetic of what they predict
             "rollout.train_batch",
             "weights.lora",
+            "weights.fp8",
             # `slime doctor`
             "cli.text_layout",
             # `slime convert`: checkpoints and model folders

@@ -41,7 +41,7 @@ class EngineNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What a step computes."""
 
     samples: int
@@ -56,12 +56,12 @@ class Work:
         return self.samples * (self.prompt + self.response)
 
 
-def work_of(config: RunConfig, rates: Rates) -> Work:
+def work_of(config: RunConfig, rates: Rates) -> StepWork:
     """The work of a run: its batch, with mean lengths as shares of the longest."""
     batch, rollout = config.batch, config.rollout
     longest = float(rollout.rollout_max_response_len)
     prompt = float(rollout.rollout_max_prompt_len or 512)
-    return Work(batch.samples, batch.prompts, prompt, longest * rates.mean_response, longest)
+    return StepWork(batch.samples, batch.prompts, prompt, longest * rates.mean_response, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def training_seconds(
     model: PlannedModel,
     cluster: Cluster,
     rates: Rates,
-    work: Work,
+    work: StepWork,
     micro: MicroBatch,
     held: RankMemory,
 ) -> Training:
@@ -252,7 +252,7 @@ def decode_seconds(
 
 
 def rollout_seconds(
-    config: RunConfig, model: PlannedModel, cluster: Cluster, rates: Rates, work: Work, engine: EngineNeed
+    config: RunConfig, model: PlannedModel, cluster: Cluster, rates: Rates, work: StepWork, engine: EngineNeed
 ) -> float:
     """Of the generation of a batch: until the longest response ends.
 
