@@ -79,10 +79,10 @@ def asked(slurm: SlurmCluster, run: Path, what: str) -> str:
 
 
 def test_a_run_is_stopped_after_it_has_saved_and_goes_on_to_its_end(slurm: SlurmCluster) -> None:
-    run = launch(slurm, "one", 4)
+    run = launch(slurm, "one", 60)
     show = lambda: slurm.states() + asked(slurm, run, "--logs")  # noqa: E731 - of this run
     wait_until(lambda: steps(run), 600, "step", show)
-    assert "RUNNING" in asked(slurm, run, "--status") or steps(run) == [1, 2, 3, 4]
+    assert "RUNNING" in asked(slurm, run, "--status")
     asked(slurm, run, "--stop")
     wait_until(lambda: "RUNNING" not in asked(slurm, run, "--status"), 300, "end", show)
     logs = asked(slurm, run, "--logs")
@@ -90,17 +90,17 @@ def test_a_run_is_stopped_after_it_has_saved_and_goes_on_to_its_end(slurm: Slurm
     reached = steps(run)
     assert (run / "checkpoints" / "latest").is_file()
 
-    launch(slurm, "one", 4)
-    wait_until(lambda: steps(run)[-1:] == [4], 600, "last step", show)
+    launch(slurm, "one", 60)
+    wait_until(lambda: len(steps(run)) == 60, 600, "last step", show)
     wait_until(lambda: "COMPLETED" in asked(slurm, run, "--status"), 300, "end", show)
-    assert steps(run) == [1, 2, 3, 4] and reached == steps(run)[: len(reached)]
+    assert steps(run) == list(range(60)) and reached == steps(run)[: len(reached)]
     # Both nodes had a part in it, in this order or the other.
     (first, *_) = sorted((run / "launch").glob("attempt_*"))
     assert {path.name for path in first.glob("node-*.log")} == {"node-0.log", "node-1.log"}
 
 
 def test_a_signal_before_the_end_of_its_time_requeues_it(slurm: SlurmCluster) -> None:
-    run = launch(slurm, "two", 5)
+    run = launch(slurm, "two", 60)
     show = lambda: slurm.states() + asked(slurm, run, "--logs")  # noqa: E731 - of this run
     wait_until(lambda: steps(run), 600, "step", show)
     number = json.loads((run / "launch" / "job.json").read_text())["id"]
@@ -108,11 +108,11 @@ def test_a_signal_before_the_end_of_its_time_requeues_it(slurm: SlurmCluster) ->
     assert slurm.call("scancel", "--signal=TERM", "--batch", number).returncode == 0
     wait_until(lambda: "PENDING" in asked(slurm, run, "--status"), 300, "requeued job", show)
     reached = steps(run)
-    assert 1 <= len(reached) < 5
+    assert 1 <= len(reached) < 60
     # Slurm holds back what was requeued for two minutes.
     slurm.call("scontrol", "update", f"JobId={number}", "StartTime=now")
     wait_until(lambda: "COMPLETED" in asked(slurm, run, "--status"), 900, "end of the second attempt", show)
-    assert steps(run) == [1, 2, 3, 4, 5]
+    assert steps(run) == list(range(60))
     assert {path.name for path in (run / "launch").glob("attempt_*")} == {f"attempt_{number}_0", f"attempt_{number}_1"}
 
 
