@@ -114,6 +114,11 @@ class Job:
         return self.run_dir / FOLDER
 
     @property
+    def submission(self) -> str:
+        """What tells this launch from others of the same name."""
+        return f"{self.name}-{self.stamp}"
+
+    @property
     def in_container(self) -> bool:
         """Whether slime is that of an image."""
         return self.options.image is not None

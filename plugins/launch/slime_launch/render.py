@@ -61,7 +61,7 @@ def variables(job: Job, gres: str | None) -> dict[str, Any]:
         "gres": gres,
         "train": [*command, "--ray-address", "auto"] if kind == "kuberay" else command,
         "entry": f"cd {shlex.quote(here)} && exec {shlex.join(command)} --ray-address auto",
-        "submission": f"{job.name}-{job.stamp}",
+        "submission": job.submission,
         "train_log": kind == "slurm",
         "run_file": run_file,
         "run_text": job.source.read_text(encoding="utf-8"),

@@ -17,6 +17,7 @@ from slime_launch.job import Job, Submitted, ray_token, write_secrets
 _TIMEOUT_S = 120
 #: a cloud starts machines meanwhile
 _CLOUD_TIMEOUT_S = 3600
+_GONE = "not there any more"
 #: what a tool complains of -> the line of the script that says it
 _LINES = (
     (r"partition (name|specified)|invalid partition", r"--partition="),
@@ -111,11 +112,14 @@ class Slurm:
 
     def state(self, job: Submitted) -> str:
         try:
-            return call(["squeue", "--noheader", f"--jobs={job.id}", "--states=all", "--format=%T %r %N"])
+            # Its name too: another cluster, or this one made anew, has other jobs under the same numbers.
+            place = [f"--jobs={job.id}", f"--name={job.job_name}"]
+            found = call(["squeue", "--noheader", *place, "--states=all", "--format=%T %r %N"])
         except ConfigError as error:
             if "Invalid job id" not in str(error):
                 raise
-            return "ENDED: Slurm has forgotten it"  # minutes after its end
+            found = ""
+        return found or "ENDED: Slurm has forgotten it"  # minutes after its end
 
     def goes_on(self, state: str) -> bool:
         return state.startswith(
@@ -126,13 +130,17 @@ class Slurm:
         launch = Path(job.launch)
         attempts = sorted(launch.glob(f"attempt_{job.id}_*"), key=lambda path: int(path.name.rpartition("_")[2]))
         files = [launch / "slurm.log", *(sorted(attempts[-1].glob("*.log")) if attempts else [])]
-        return "\n".join(f"==> {path} <==\n{path.read_text(errors='replace')}" for path in files if path.is_file())
+        said = [f"==> {path} <==\n{path.read_text(errors='replace')}" for path in files if path.is_file()]
+        return "\n".join(said) or f"job {job.id} has printed nothing yet: {self.state(job)}"
 
     def stop(self, job: Submitted) -> str:
-        if not self.state(job).startswith("RUNNING"):
-            call(["scancel", job.id])
-            return "it has not begun, and was removed"
-        call(["scancel", "--signal=USR1", "--batch", job.id])
+        state = self.state(job)
+        if not self.goes_on(state):
+            return f"it has ended already: {state}"
+        if not state.startswith("RUNNING"):
+            call(["scancel", f"--name={job.job_name}", job.id])
+            return "it was waiting, and was removed from the queue"
+        call(["scancel", "--signal=USR1", "--batch", f"--name={job.job_name}", job.id])
         return f"it saves after its step, and ends. `scancel {job.id}` ends it at once"
 
 
@@ -145,26 +153,40 @@ class Kubernetes:
         Args:
             kind: As kubectl knows it.
             head: Labels of the pod where the run is, besides the object's name.
-            state: Where in the object its state is.
+            state: Where in the object its state is, as jsonpath has it.
         """
         self._kind, self._head, self._state = kind, head, state
 
     def submit(self, job: Job, script: Path) -> str:
+        place = _namespace(job.options.namespace)
+        if call(["kubectl", *place, "get", self._kind, job.name, "--ignore-not-found", "--output=name"]):
+            raise ConfigError(
+                f"there is a {self._kind} {job.name} already, of another run or one that has ended. Name this one"
+                f" --job-name NAME, or remove that one: kubectl {' '.join([*place, 'delete', self._kind, job.name])}"
+            )
+        # Kubernetes removes a job that has ended, but not what it read.
+        left = [f"configmap/{job.name}", f"secret/{job.name}-secrets"]
+        call(["kubectl", *place, "delete", "--ignore-not-found", *left])
         values = job.secrets() | (ray_token() if self._kind == "jobset" else {})
         if values:
             call(["kubectl", "apply", "--server-side", "--filename=-"], script, stdin=_secret(job, values))
         # Not `apply`, which would change an object that is there into another run's.
         call(["kubectl", "create", f"--filename={script}"], script)
-        return job.name
+        return job.submission
 
     def state(self, job: Submitted) -> str:
-        words = ["get", self._kind, job.job_name, "--ignore-not-found", f"--output=jsonpath={self._state}"]
-        return self._ask(job, *words) or self._ask(job, "get", self._kind, job.job_name, "--ignore-not-found")
+        # By the label: another job may have taken the name.
+        words = ["get", self._kind, _labelled(job)]
+        if found := self._ask(job, *words, f"--output=jsonpath={{.items[*]{self._state}}}"):
+            return found
+        return self._ask(job, *words) or _GONE
 
     def goes_on(self, state: str) -> bool:
-        return state not in ("", "SUCCEEDED", "FAILED", "STOPPED", "Completed", "Failed")
+        return state not in (_GONE, "SUCCEEDED", "FAILED", "STOPPED", "Completed", "Failed")
 
     def logs(self, job: Submitted) -> str:
+        if self.state(job) == _GONE:
+            raise ConfigError(f"the {self._kind} {job.job_name} is {_GONE}; the files of its run are in the volume")
         head = f"{self._head.format(name=job.job_name)}"
         if self._kind == "jobset":
             return self._ask(job, "logs", f"--selector={head}", "--tail=-1")
@@ -175,18 +197,25 @@ class Kubernetes:
         return self._ask(job, "exec", pod[-1], "--", "sh", "-c", "cat /tmp/ray/session_latest/logs/job-driver-*.log")
 
     def stop(self, job: Submitted) -> str:
-        names = [f"{self._kind}/{job.job_name}", f"configmap/{job.job_name}", f"secret/{job.job_name}-secrets"]
-        self._ask(job, "delete", "--ignore-not-found", "--wait=false", *names)
+        self._ask(job, "delete", f"{self._kind},configmap,secret", _labelled(job), "--wait=false")
         return "it was deleted: the run goes on from its newest checkpoint when it is launched again"
 
     def _ask(self, job: Submitted, *words: str) -> str:
-        return call(["kubectl", *([f"--namespace={job.namespace}"] if job.namespace else []), *words])
+        return call(["kubectl", *_namespace(job.namespace), *words])
+
+
+def _namespace(stated: str | None) -> list[str]:
+    return [f"--namespace={stated}"] if stated else []
+
+
+def _labelled(job: Submitted) -> str:
+    return f"--selector=slime-launch={job.id}"
 
 
 def _secret(job: Job, values: Mapping[str, str]) -> str:
     """The manifest of a Secret; it goes through a pipe, never into a file."""
     place = {"namespace": job.options.namespace} if job.options.namespace else {}
-    about = {"name": f"{job.name}-secrets", **place}
+    about = {"name": f"{job.name}-secrets", "labels": {"slime-launch": job.submission}, **place}
     return json.dumps({"apiVersion": "v1", "kind": "Secret", "metadata": about, "stringData": dict(values)})
 
 
@@ -219,7 +248,7 @@ class RayJobs:
 
     def submit(self, job: Job, script: Path) -> str:
         call(["bash", str(script)], script)
-        return f"{job.name}-{job.stamp}"
+        return job.submission
 
     def state(self, job: Submitted) -> str:
         return self._ask(job, "status")
@@ -245,13 +274,11 @@ class RayJobs:
 
 TOOLS: dict[str, ClusterTool] = {
     "slurm": Slurm(),
-    "kuberay": Kubernetes(
-        "rayjob", "ray.io/originated-from-cr-name={name},ray.io/node-type=head", "{.status.jobStatus}"
-    ),
+    "kuberay": Kubernetes("rayjob", "ray.io/originated-from-cr-name={name},ray.io/node-type=head", ".status.jobStatus"),
     "jobset": Kubernetes(
         "jobset",
         "jobset.sigs.k8s.io/jobset-name={name},batch.kubernetes.io/job-completion-index=0",
-        "{.status.terminalState}",
+        ".status.terminalState",
     ),
     "skypilot": SkyPilot(),
     "ray-job": RayJobs(),
@@ -266,6 +293,8 @@ def require_nodes(partition: str | None, nodes: int) -> None:
     """
     where, place = _place(partition)
     listed = call(["sinfo", "--noheader", "--format=%n", *place]).split()
+    if not listed and partition is None:
+        raise ConfigError("Slurm has no nodes: `sinfo` lists none")
     if not listed:
         names = sorted(set(call(["sinfo", "--noheader", "--format=%R"]).split()))
         raise ConfigError(

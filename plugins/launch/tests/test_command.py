@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+import yaml
 from plugins.launch.tests.conftest import StandIns
 
 from slime.cli.main import main
@@ -46,8 +47,8 @@ def test_slurm_gets_the_script_and_is_asked_about_the_job(
     assert main(["launch", str(own_run_file), *SLURM, "--singleton"]) == 0
     assert "#SBATCH --dependency=singleton\n" in script.read_text()
     assert main(["launch", folder, "--stop"]) == 0
-    assert scancel.words() == ["--signal=USR1 --batch 4711"]
-    assert "--jobs=4711" in squeue.words()[0]
+    assert scancel.words() == ["--signal=USR1 --batch --name=first 4711"]
+    assert "--jobs=4711 --name=first" in squeue.words()[0]
 
     attempt = launched(tmp_path) / "attempt_4711_10"
     for number in ("9", "10"):
@@ -56,6 +57,37 @@ def test_slurm_gets_the_script_and_is_asked_about_the_job(
     capsys.readouterr()
     assert main(["launch", folder, "--logs"]) == 0
     assert "attempt_4711_10/train.log <==\nstep 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "calls"),
+    [
+        ("PENDING Resources", "it was waiting, and was removed from the queue", ["--name=first 4711"]),
+        ("COMPLETED None n1", "it has ended already: COMPLETED None n1", []),
+        # Its number belongs to a job of another name.
+        ("", "it has ended already: ENDED: Slurm has forgotten it", []),
+    ],
+)
+def test_a_job_that_does_not_run_is_stopped_as_what_it_is(
+    own_run_file: Path,
+    tmp_path: Path,
+    stand_in: StandIns,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    said: str,
+    calls: list[str],
+) -> None:
+    stand_in("sinfo", SINFO)
+    stand_in("sbatch", {"--parsable": (0, "4711")})
+    stand_in("squeue", {"": (0, state)})
+    scancel = stand_in("scancel", {})
+    assert main(["launch", str(own_run_file), *SLURM]) == 0
+    folder = str(tmp_path / "outputs" / "first")
+    assert main(["launch", folder, "--stop"]) == 0
+    assert said in capsys.readouterr().out
+    assert scancel.words() == calls
+    assert main(["launch", folder, "--logs"]) == 0
+    assert "job 4711 has printed nothing yet" in capsys.readouterr().out
 
 
 def test_a_dry_run_prints_the_script_and_submits_nothing(
@@ -160,17 +192,52 @@ def test_kubernetes_gets_secrets_by_a_pipe_alone(
     run_file: Path, tmp_path: Path, stand_in: StandIns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
-    kubectl = stand_in("kubectl", {"--namespace=team get": (0, "RUNNING")})
+    answers = {"--namespace=team get rayjob first": (0, ""), "--namespace=team get": (0, "RUNNING")}
+    kubectl = stand_in("kubectl", answers)
     assert main(["launch", str(run_file), *KUBERAY, "--secret", "HF_TOKEN", "--namespace", "team"]) == 0
     manifest = launched(tmp_path) / "kuberay.yaml"
-    assert kubectl.words() == ["apply --server-side --filename=-", f"create --filename={manifest}"]
-    secret = json.loads(kubectl.calls()[0]["stdin"])
+    assert kubectl.words() == [
+        "--namespace=team get rayjob first --ignore-not-found --output=name",
+        # Left from a job that has ended, which Kubernetes removed alone.
+        "--namespace=team delete --ignore-not-found configmap/first secret/first-secrets",
+        "apply --server-side --filename=-",
+        f"create --filename={manifest}",
+    ]
+    secret = json.loads(kubectl.calls()[2]["stdin"])
     assert secret["kind"] == "Secret" and secret["stringData"] == {"HF_TOKEN": "hf_do_not_tell"}
+    label = secret["metadata"].pop("labels")["slime-launch"]
     assert secret["metadata"] == {"name": "first-secrets", "namespace": "team"}
+    documents = list(yaml.safe_load_all(manifest.read_text()))
+    assert [one["metadata"]["labels"]["slime-launch"] for one in documents] == [label, label]
+    assert label.startswith("first-")
     written = "".join(path.read_text() for path in launched(tmp_path).iterdir())
     assert "hf_do_not_tell" not in written + "".join(kubectl.words())
     assert main(["launch", str(tmp_path / "outputs" / "first"), "--stop"]) == 0
-    assert kubectl.words()[-1].endswith("rayjob/first configmap/first secret/first-secrets")
+    # By the label: the name may be that of a later job of another run.
+    assert kubectl.words()[-1].endswith(f"delete rayjob,configmap,secret --selector=slime-launch={label} --wait=false")
+
+
+def test_a_name_that_another_job_of_kubernetes_has_is_refused(
+    run_file: Path, tmp_path: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl = stand_in("kubectl", {"get rayjob first --ignore-not-found": (0, "rayjob.ray.io/first")})
+    assert main(["launch", str(run_file), *KUBERAY]) == 2
+    error = capsys.readouterr().err
+    assert "there is a rayjob first already" in error and "kubectl delete rayjob first" in error
+    assert len(kubectl.calls()) == 1 and not (launched(tmp_path) / "job.json").exists()
+
+
+def test_a_job_that_kubernetes_has_removed_is_said_to_be_gone(
+    run_file: Path, tmp_path: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in("kubectl", {})
+    assert main(["launch", str(run_file), *KUBERAY]) == 0
+    folder = str(tmp_path / "outputs" / "first")
+    assert main(["launch", folder, "--status"]) == 0
+    assert "not there any more" in capsys.readouterr().out
+    assert main(["launch", folder, "--logs"]) == 2
+    assert "the rayjob first is not there any more" in capsys.readouterr().err
+    assert main(["launch", str(run_file), *KUBERAY]) == 0
 
 
 def test_an_unknown_namespace_is_shown_with_its_line(
@@ -180,7 +247,7 @@ def test_an_unknown_namespace_is_shown_with_its_line(
     stand_in("kubectl", {"create": (1, said)})
     assert main(["launch", str(run_file), *KUBERAY, "--namespace", "tem"]) == 2
     error = capsys.readouterr().err
-    assert said in error and f"{launched(tmp_path) / 'kuberay.yaml'}, line 6: namespace: tem" in error
+    assert said in error and f'{launched(tmp_path) / "kuberay.yaml"}, line 6: namespace: "tem"' in error
 
 
 def test_sky_gets_secrets_by_its_environment(

@@ -65,7 +65,11 @@ def test_infiniband_devices_that_are_up_are_found(tmp_path: Path) -> None:
     assert active_infiniband(tmp_path / "none") == []
 
 
-def test_nodes_that_do_not_come_are_named() -> None:
+def test_nodes_that_do_not_come_are_named(tmp_path: Path) -> None:
+    stop = tmp_path / "stop"
     seen = iter([set(), {"a"}, {"a", "b"}])
-    assert wait_for(["a", "b"], lambda: next(seen), timeout_s=60) == []
-    assert wait_for(["a", "b", "c"], lambda: {"b"}, timeout_s=0) == ["a", "c"]
+    assert wait_for(["a", "b"], lambda: next(seen), 60, stop) == []
+    assert wait_for(["a", "b", "c"], lambda: {"b"}, 0, stop) == ["a", "c"]
+    # Whoever stops the job does not wait for nodes that do not come.
+    stop.touch()
+    assert wait_for(["a", "b"], lambda: {"b"}, 600, stop) == ["a"]

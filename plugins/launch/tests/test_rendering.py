@@ -130,7 +130,11 @@ def test_the_manifest_of_kuberay_is_as_asked() -> None:
         assert pod["containers"][0]["readinessProbe"]["exec"]["command"] == ["ray", "health-check"]
     # 8 GPUs that train and 8 of the engine
     assert cluster["workerGroupSpecs"][0]["replicas"] == 2
-    assert job["metadata"]["labels"] == {"ray.io/scheduler-name": "volcano", "volcano.sh/queue-name": "lab"}
+    assert job["metadata"]["labels"] == {
+        "slime-launch": f"first-{STAMP}",
+        "ray.io/scheduler-name": "volcano",
+        "volcano.sh/queue-name": "lab",
+    }
     assert (job["metadata"]["namespace"], config["metadata"]["namespace"]) == ("team", "team")
 
 

@@ -15,7 +15,7 @@ node() {
 {%- for line in setup %}
   {{ line }}
 {%- endfor %}
-  local head='' ray port code=0 places
+  local head='' ray port code=0 places second
   if [ "$rank" -gt 0 ]; then
     until [ -s "$attempt/head" ]; do
       [ "$SECONDS" -lt {{ join_timeout_s }} ] || fail "the first node did not start Ray within {{ join_timeout_s }} s: its log is in $attempt"
@@ -57,6 +57,11 @@ node() {
     done
   fi
   kill "$ray" 2>/dev/null || true
+  for ((second = 0; second < 60; second++)); do
+    kill -0 "$ray" 2>/dev/null || break
+    sleep 1
+  done
+  kill -KILL "$ray" 2>/dev/null || true
   wait "$ray" || true
   rm -rf "$RAY_TMPDIR"
   return "$code"
@@ -66,7 +71,7 @@ node() {
 lead() {
   local head=$1{% if not interactive %} run code=0{% endif %}
   # shellcheck disable=SC2086 # one word each
-  {{ python }} -m slime_launch.wait_for_nodes "$head" --timeout-s {{ join_timeout_s }} $names || return 1
+  {{ python }} -m slime_launch.wait_for_nodes "$head" --timeout-s {{ join_timeout_s }} --stop "$attempt/stop" $names || return $?
 {%- if interactive %}
   echo "slime launch: the cluster $head is ready and idle; 'touch $attempt/stop' ends it"
   until [ -e "$attempt/stop" ]; do sleep 1; done

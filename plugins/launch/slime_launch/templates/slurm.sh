@@ -55,8 +55,9 @@ requeue=no
 # SIGTERM: the time is nearly over, or another job takes the nodes. SIGUSR1: `slime launch --stop`.
 trap 'requeue=yes; : >"$attempt/stop"' TERM
 trap ': >"$attempt/stop"' USR1
+# Nodes that have not ended two minutes after another one are ended.
 # shellcheck disable=SC2016 # for the node's shell
-srun --ntasks-per-node=1 --kill-on-bad-exit=1 --output="$attempt/%N.log" \
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=120 --output="$attempt/%N.log" \
 {%- if container == "pyxis" %}
   --container-image={{ image | sh }}{% if mounts %} --container-mounts={{ mounts | join(",") | sh }}{% endif %} \
 {%- elif container == "apptainer" %}

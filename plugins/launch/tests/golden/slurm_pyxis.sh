@@ -29,7 +29,7 @@ node() {
   cd /home/me || fail "no such folder here"
   ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -H -n)"
   module load cuda
-  local head='' ray port code=0 places
+  local head='' ray port code=0 places second
   if [ "$rank" -gt 0 ]; then
     until [ -s "$attempt/head" ]; do
       [ "$SECONDS" -lt 600 ] || fail "the first node did not start Ray within 600 s: its log is in $attempt"
@@ -69,6 +69,11 @@ node() {
     done
   fi
   kill "$ray" 2>/dev/null || true
+  for ((second = 0; second < 60; second++)); do
+    kill -0 "$ray" 2>/dev/null || break
+    sleep 1
+  done
+  kill -KILL "$ray" 2>/dev/null || true
   wait "$ray" || true
   rm -rf "$RAY_TMPDIR"
   return "$code"
@@ -78,7 +83,7 @@ node() {
 lead() {
   local head=$1 run code=0
   # shellcheck disable=SC2086 # one word each
-  python -m slime_launch.wait_for_nodes "$head" --timeout-s 600 $names || return 1
+  python -m slime_launch.wait_for_nodes "$head" --timeout-s 600 --stop "$attempt/stop" $names || return $?
   slime train /home/me/run.toml --run-name first --device cuda --resume auto --ray-address "$head" >>"$attempt/train.log" 2>&1 &
   run=$!
   while kill -0 "$run" 2>/dev/null; do
@@ -110,8 +115,9 @@ requeue=no
 # SIGTERM: the time is nearly over, or another job takes the nodes. SIGUSR1: `slime launch --stop`.
 trap 'requeue=yes; : >"$attempt/stop"' TERM
 trap ': >"$attempt/stop"' USR1
+# Nodes that have not ended two minutes after another one are ended.
 # shellcheck disable=SC2016 # for the node's shell
-srun --ntasks-per-node=1 --kill-on-bad-exit=1 --output="$attempt/%N.log" \
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=120 --output="$attempt/%N.log" \
   --container-image='registry#slime:1' --container-mounts=/data:/data,/home:/home \
   bash -c "$(declare -f fail node lead)"'; rank=$SLURM_PROCID name=$SLURMD_NODENAME; node' &
 step=$!
