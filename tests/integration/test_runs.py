@@ -300,8 +300,15 @@ LAYOUTS = {
 def test_the_loop_runs_on_two_ranks(slime_train: Start, layout: str) -> None:
     run = slime_train(
         "--num-rollout", "2", "--actor-num-gpus-per-node", "2", "--check-weight-update-equal",
-        "--update-weight-transport", "tensor", *LAYOUTS[layout].split(),
+        "--update-weight-transport", "distributed" if layout == "pipeline" else "tensor", *LAYOUTS[layout].split(),
     )  # fmt: skip
     assert run.wait() == 0, run.output
     assert run.left_over() == []
+    by_stage = [
+        [row[f"perf/sync/stage{stage}_bytes"] for stage in range(2)]
+        for row in run.steps()
+        if "perf/sync/slowest_stage" in row
+    ]
+    assert bool(by_stage) == (layout == "pipeline")
+    assert all(min(sizes) > 0 and sum(sizes) == row["synced_bytes"] for row, sizes in zip(run.steps(), by_stage, strict=False))
     assert all(row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4 for row in run.steps())

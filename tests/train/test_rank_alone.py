@@ -80,7 +80,7 @@ class OneRank(MegatronRank):
         self.features: Any = [Part("layers", calls), self.critic]
         self.calls = calls
 
-    def _weights_of(self, _: Architecture) -> Iterator[tuple[str, torch.Tensor]]:
+    def _weights_of(self, _: Architecture, **__: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name in ("a", "b"):
             self.gathered.append(name)
             yield name, torch.zeros(1)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from slime.errors import WeightSyncError
-from slime.weights.transports.distributed import BroadcastGroup
+from slime.weights.transports.group import BroadcastGroup
 
 #: an engine's side of a group: one that receives two tensors
 MEMBER = """
@@ -41,6 +41,12 @@ def member(group: BroadcastGroup, rank: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
+def send(group: BroadcastGroup, tensor: torch.Tensor) -> None:
+    """Broadcast a tensor, and wait for the end of that."""
+    group.begin(tensor, deadline=time.monotonic() + 60, watch=lambda: None)
+    group.finish(deadline=time.monotonic() + 60, watch=lambda: None)
+
+
 def test_a_broadcast_to_a_member_that_has_ended_fails_as_a_weight_sync() -> None:
     group = BroadcastGroup(name="two", world_size=2, backend="gloo", address="127.0.0.1", timeout_s=30)
     ended = member(group, 1)
@@ -49,7 +55,7 @@ def test_a_broadcast_to_a_member_that_has_ended_fails_as_a_weight_sync() -> None
         ended.kill()
         ended.wait()
         with pytest.raises(WeightSyncError, match="the broadcast to the engines failed"):
-            group.broadcast(torch.zeros(2**22), deadline=time.monotonic() + 30, watch=lambda: None)
+            send(group, torch.zeros(2**22))
     finally:
         ended.kill()
         ended.communicate()
@@ -68,7 +74,7 @@ def test_when_a_broadcast_has_failed_the_other_members_are_let_go_at_once() -> N
         waiting.stdin.write(b"\n")
         waiting.stdin.flush()
         with pytest.raises(WeightSyncError) as caught:
-            group.broadcast(torch.zeros(2**22), deadline=time.monotonic() + 60, watch=lambda: None)
+            send(group, torch.zeros(2**22))
         group.close()
         # Not when the error, with its traceback, is gone: what cleans up after it asks them.
         assert select.select([waiting.stdout], [], [], 25)[0] and waiting.stdout.readline() == b"failed\n", caught
@@ -112,6 +118,6 @@ def test_the_first_broadcast_of_nccl_is_given_up_when_an_engine_does_not_connect
     group._joined = FakeNccl(error)
     try:
         with pytest.raises(WeightSyncError, match=said):
-            group.broadcast(torch.zeros(1), deadline=time.monotonic() + seconds, watch=watch)
+            group.begin(torch.zeros(1), deadline=time.monotonic() + seconds, watch=watch)
     finally:
         group.close()

@@ -11,7 +11,7 @@ import pytest
 
 from slime.errors import DeadlineError, EngineError, EngineRefusedError, SlimeError, WeightSyncError
 from slime.weights.transports import distributed
-from slime.weights.transports.distributed import _end_group
+from slime.weights.transports.distributed import _end_groups
 from slime.weights.transports.transport import Fleet, FleetCall
 
 
@@ -58,7 +58,7 @@ def named(group: FaultyGroup, call: FleetCall, monkeypatch: pytest.MonkeyPatch) 
     except WeightSyncError as failed:
         error = failed
     stand_in: Any = group
-    _end_group(stand_in, call, error)
+    _end_groups([stand_in], call, error)
     return error.urls
 
 

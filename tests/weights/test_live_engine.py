@@ -17,6 +17,7 @@ from tests.support.engines import wait_until_running
 from tests.support.families import architecture, read_architecture
 from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
+from tests.weights.test_broadcast_group import send
 from tests.weights.test_handles import shared_weights
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from slime.weights.hf_config import read_hf_config
 from slime.weights.hf_load import load_hf
 from slime.weights.shards import drain, named_hf_tensors
 from slime.weights.transports import create_transport
-from slime.weights.transports.distributed import BroadcastGroup
+from slime.weights.transports.group import BroadcastGroup
 from slime.weights.transports.tensor import TensorTransport
 from slime.weights.transports.transport import WeightTransport
 from slime.weights.verify import WeightCheck
@@ -355,7 +356,7 @@ def test_an_engine_waiting_for_broadcasts_continues_when_the_group_ends(
     receiving = threading.Thread(target=receive)
     receiving.start()
     for _, tensor in weights[:10]:
-        group.broadcast(tensor, deadline=time.monotonic() + 30, watch=lambda: None)
+        send(group, tensor)
     started = time.monotonic()
     group.close()
     receiving.join(30)

@@ -45,8 +45,10 @@ def test_a_name_outside_the_table_is_an_error(folder: Path) -> None:
 def test_a_missing_tensor_is_an_error(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["lm_head.weight"]
+    check = WeightCheck(read_architecture(folder), [1])
+    list(check.observe(iter(weights.items())))
     with pytest.raises(WeightSyncError, match=r"did not send lm_head\.weight"):
-        list(WeightCheck(read_architecture(folder), [1]).observe(iter(weights.items())))
+        check.compare("http://engine:1", {"ranks": []})
 
 
 def test_an_answer_without_checksums_is_an_error(folder: Path) -> None:

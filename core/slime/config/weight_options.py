@@ -100,7 +100,7 @@ class SyncOptions(Section):
     with --colocate), or through a shared folder (disk). Default: tensor on one machine without GPUs unless --colocate
     is set, and on GPUs if it is; else distributed."""
     update_weight_buffer_size: int = Field(default=512 * 2**20, ge=1)
-    """Maximum number of bytes to send at a time."""
+    """Maximum number of bytes to send at a time; a sender holds at most twice as many besides its own weights."""
     check_weight_update_equal: bool = False
     """Verify after every update that the engines hold exactly the trainer's weights."""
     rollout_quantization: Literal["fp8"] | None = None

@@ -146,6 +146,8 @@ class ColocatedRun(Run):
         with timed(self._of_turns, "time/sync_weights"):
             self._send_weights()
         self._of_turns["synced_bytes"] += self._synced.pop("synced_bytes")
+        self._of_turns.update(self._synced)  # of the newest: they are the senders' rates
+        self._synced.clear()
         held = self._go_through(AFTER_SENDING)
         self._turn = "engines"
         self._of_turns["memory/held_generating"] = sum(held.values())

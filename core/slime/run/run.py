@@ -112,7 +112,7 @@ class Run:
         #: the evaluation under way, and how many rollouts had been trained on
         self._evaluating: tuple[int, PendingCall[EvalReport]] | None = None
         self._asked_progress: PendingCall[tuple[int, int]] | None = None
-        #: bytes of weights that each engine got in this step, if there was a sync
+        #: metrics of this step's sync, if there was one: bytes of weights that each engine got, and of each sender
         self._synced: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
         self._step_started = time.monotonic()
@@ -340,7 +340,7 @@ class Run:
         return self._add_versions({self._weight_version: self._rollouts_trained}, wait=wait)
 
     def _send_weights(self) -> None:
-        def send(urls: list[str], restarts: int) -> list[int]:
+        def send(urls: list[str], restarts: int) -> list[dict[str, float]]:
             with self._watch.during_sync():
                 return self._trainer.begin(
                     TrainerProcess.sync_weights,
@@ -353,7 +353,8 @@ class Run:
                     timeout_s=2 * self.config.sync.weight_sync_timeout_s + SYNC_ANSWER_S,
                 ).wait()
 
-        self._synced["synced_bytes"] = float(sum(self._recovery.sync(send)))
+        for of_rank in self._recovery.sync(send):
+            self._synced.update(of_rank)
 
     def _catch_up(self, *, evaluating: bool) -> None:
         """Send the weights while the trainer is idle, so that engines that were restarted can serve.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -32,7 +32,7 @@ from slime.weights.hf_load import load_hf
 from slime.weights.hf_save import save_hf
 from slime.weights.models import Models
 from slime.weights.quantised import quantisation_of
-from slime.weights.shards import NamedTensors, drain, drained, named_hf_tensors
+from slime.weights.shards import NamedTensors, drain, drained, is_first_of_stage, named_hf_tensors
 from slime.weights.transports import WeightSender
 
 if TYPE_CHECKING:
@@ -214,11 +214,11 @@ class MegatronRank:
         """
         return self._weights_of(self._named())
 
-    def _weights_of(self, model: Architecture) -> NamedTensors:
+    def _weights_of(self, model: Architecture, **options: Any) -> NamedTensors:
         self.policy.finish_param_gather()
-        if self.adapters is None:
-            return named_hf_tensors(self.policy.chunks, model)
-        return named_hf_tensors(self.policy.chunks, model, values_of=merged_values(self.policy.chunks))
+        if self.adapters is not None:
+            options["values_of"] = merged_values(self.policy.chunks)
+        return named_hf_tensors(self.policy.chunks, model, **options)
 
     def _named(self) -> Architecture:
         """The model that is trained, with its Hugging Face names."""
@@ -235,8 +235,8 @@ class MegatronRank:
 
     def sync_weights(
         self, engine_urls: list[str], keys: EngineKeys | None, tp_size: int, version: str, restarts: int = 0
-    ) -> int:
-        """Bring the engines to the policy's weights: every rank gathers, rank 0 sends.
+    ) -> dict[str, float]:
+        """Bring the engines to the policy's weights: every rank gathers; rank 0 sends, or each pipeline stage.
 
         Layers for multi-token prediction are not sent: the engines' model has no place for them.
 
@@ -248,13 +248,14 @@ class MegatronRank:
             restarts: How often engines have been started again, each of which is to be connected to anew.
 
         Returns:
-            Bytes that were sent to each engine, on rank 0; 0 on the others.
+            Metrics, on rank 0: `synced_bytes` that were sent to each engine, and `perf/sync/...` of each stage.
         """
         assert self._architecture is not None and self._sender is not None
-        weights = self._weights_of(self._architecture)
-        if self._rank != 0:
+        by_stage = self._sender.by_stage
+        weights = self._weights_of(self._architecture, by_stage=by_stage, bucket_bytes=self._sender.gathered_bytes)
+        if not (is_first_of_stage() if by_stage else self._rank == 0):
             drain(weights)
-            return 0
+            return {}
         return self._sender.send(weights, engine_urls, keys, tp_size=tp_size, version=version, restarts=restarts)
 
     def release_memory(self, parts: Sequence[Part]) -> None:

@@ -44,6 +44,8 @@ _TRANSFORMER_ENGINE_NORMS = {
     "self_attention.linear_kv_up_proj.layer_norm_weight": "self_attention.kv_layernorm.weight",
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
 }
+#: bytes of full tensors that are gathered at a time, unless the caller needs less
+GATHERED_BYTES = 256 * 2**20
 _ENGINE_VOCAB_MULTIPLE = 64  # SGLang pads vocabularies to this many rows
 
 
@@ -248,7 +250,21 @@ def engine_shard(rule: Rule, parts: Sequence[Tensor], tp_rank: int, tp_size: int
 
 
 def _join(shards: Sequence[Tensor], dim: int) -> Tensor:
-    return shards[0] if len(shards) == 1 else torch.cat(list(shards), dim)
+    if len(shards) == 1:
+        return shards[0]
+    return torch.cat(list(shards), dim) if (whole := _side_by_side(shards, dim)) is None else whole
+
+
+def _side_by_side(shards: Sequence[Tensor], dim: int) -> Tensor | None:
+    """The rows of shards that follow each other in one memory: a large vocabulary is not held twice."""
+    if dim != 0 or not all(shard.is_contiguous() for shard in shards):
+        return None
+    first, place = shards[0], shards[0].data_ptr()
+    for shard in shards:
+        if shard.data_ptr() != place or shard.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        place += shard.nbytes
+    return first.as_strided((sum(shard.shape[0] for shard in shards), *first.shape[1:]), first.stride())
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -268,7 +284,8 @@ def named_hf_tensors(
     architecture: Architecture,
     *,
     values_of: ValuesOf = lambda _, parameter: parameter,
-    bucket_bytes: int = 256 * 2**20,
+    bucket_bytes: int = GATHERED_BYTES,
+    by_stage: bool = False,
 ) -> NamedTensors:
     """Every full, unsharded tensor under its Hugging Face name, on global rank 0.
 
@@ -281,18 +298,31 @@ def named_hf_tensors(
         architecture: The model's names and rules. Layers for multi-token prediction are left out if it does not say
             that they are trained.
         values_of: Gives other values for a parameter than its own, such as those with an adapter merged into them.
-        bucket_bytes: Bytes of one rank's shards gathered at a time; about two buckets are held at once.
+        bucket_bytes: Bytes of full tensors gathered at a time; about two buckets are held at once.
+        by_stage: Leave the tensors of each pipeline stage on the stage's first rank: see `is_first_of_stage`.
     """
     rules = {rule.megatron: rule for rule in architecture.rules}
     local = local_parameters(models, predicting=architecture.predicts)
     if OUTPUT_LAYER not in rules:
         local.pop(OUTPUT_LAYER, None)  # a copy of the tied embedding
     shards = [(rule_of(name, rules), partial(values_of, name, weight.detach())) for name, weight in local.items()]
-    return gather_tensors(shards, rules, bucket_bytes=bucket_bytes)
+    return gather_tensors(shards, rules, bucket_bytes=bucket_bytes, by_stage=by_stage)
+
+
+def is_first_of_stage() -> bool:
+    """Whether this rank is the first of its pipeline stage, on which the stage's tensors are gathered."""
+    from megatron.core import parallel_state
+
+    tensor_rank: int = parallel_state.get_tensor_model_parallel_rank()
+    return tensor_rank == 0 and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
 
 
 def gather_tensors(
-    shards: Iterable[Shard], rules: Mapping[str, Rule], *, bucket_bytes: int = 256 * 2**20
+    shards: Iterable[Shard],
+    rules: Mapping[str, Rule],
+    *,
+    bucket_bytes: int = GATHERED_BYTES,
+    by_stage: bool = False,
 ) -> NamedTensors:
     """The full tensors of these shards, on global rank 0; otherwise as `named_hf_tensors`.
 
@@ -300,17 +330,16 @@ def gather_tensors(
         shards: This rank's shards of its pipeline stage. They are asked for their tensors one after another.
         rules: The rules of all experts, by the Megatron names.
         bucket_bytes: As in `named_hf_tensors`.
+        by_stage: As in `named_hf_tensors`.
     """
     from megatron.core import parallel_state
 
     pp_group = parallel_state.get_pipeline_model_parallel_group()
     stage = _stage_tensors(shards, rules, bucket_bytes)
-    first = (
-        parallel_state.get_tensor_model_parallel_rank() == 0
-        and parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-    )
-    if not first:
+    if not is_first_of_stage():
         drain(stage)
+    elif by_stage:
+        yield from stage
     elif dist.get_rank(pp_group) != 0:
         _send_stage(stage, pp_group, bucket_bytes)
     else:
@@ -336,7 +365,8 @@ def _stage_tensors(shards: Iterable[Shard], rules: Mapping[str, Rule], bucket_by
             divided.append((rule, tensor))
         elif dist.get_rank(tp_group) == 0:
             yield from to_hf(rule, [tensor()])
-    for bucket in buckets(((rule, tensor()) for rule, tensor in divided), bucket_bytes, same_dtype=True):
+    share = bucket_bytes // dist.get_world_size(tp_group)
+    for bucket in buckets(((rule, tensor()) for rule, tensor in divided), share, same_dtype=True):
         if (gathered := _gather(bucket, tp_group)) is not None:
             yield from _whole(bucket, gathered)
     # Data-parallel ranks that hold copies of everything else may hold experts of their own.
@@ -351,7 +381,8 @@ def _expert_tensors(experts: Sequence[Shard], rules: Mapping[str, Rule], bucket_
     group = parallel_state.get_expert_tensor_and_model_parallel_group()
     here = len({rule.expert for rule, _ in experts})
     size = parallel_state.get_expert_tensor_parallel_world_size()
-    for bucket in buckets(((rule, tensor()) for rule, tensor in experts), bucket_bytes, same_dtype=True):
+    share = bucket_bytes // dist.get_world_size(group)
+    for bucket in buckets(((rule, tensor()) for rule, tensor in experts), share, same_dtype=True):
         gathered = _gather(bucket, group)
         if gathered is None:
             continue
@@ -366,13 +397,19 @@ def _expert_tensors(experts: Sequence[Shard], rules: Mapping[str, Rule], bucket_
 
 def _gather(bucket: Sequence[tuple[Rule, Tensor]], group: Any) -> list[Tensor] | None:
     """On rank 0 of the group, every rank's tensors of a bucket, each rank's flattened into one. One collective."""
-    flat = torch.cat([tensor.reshape(-1) for _, tensor in bucket])
-    if dist.get_world_size(group) == 1:
+    size = dist.get_world_size(group)
+    flat = flattened([tensor for _, tensor in bucket])
+    if size == 1:
         return [flat]
-    is_first = dist.get_rank(group) == 0
-    gathered = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))] if is_first else None
+    gathered = list(flat.new_empty(size * flat.numel()).chunk(size)) if dist.get_rank(group) == 0 else None
     dist.gather(flat, gathered, group=group, group_dst=0)
     return gathered
+
+
+def flattened(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one type one after another; a view if there is only one."""
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def _whole(bucket: Sequence[tuple[Rule, Tensor]], gathered: Sequence[Tensor]) -> NamedTensors:
@@ -387,7 +424,7 @@ def _whole(bucket: Sequence[tuple[Rule, Tensor]], gathered: Sequence[Tensor]) ->
 def _send_stage(stage: NamedTensors, pp_group: Any, bucket_bytes: int) -> None:
     """Send this stage's tensors to the first stage: for each bucket a description, then one flat tensor."""
     for bucket in buckets(stage, bucket_bytes, same_dtype=True):
-        flat = torch.cat([tensor.reshape(-1) for _, tensor in bucket])
+        flat = flattened([tensor for _, tensor in bucket])
         names_and_shapes = [(name, tuple(tensor.shape)) for name, tensor in bucket]
         dist.send_object_list([(names_and_shapes, flat.dtype, flat.device.type)], group=pp_group, group_dst=0)
         dist.send(flat, group=pp_group, group_dst=0)

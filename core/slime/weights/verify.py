@@ -64,12 +64,14 @@ class WeightCheck:
         self._ranks = [_Rank(rank, size, ep_size) for size in sorted(set(tp_sizes)) for rank in range(size)]
         #: rank -> engine parameter -> acceptable checksums, one for each type
         self._expected: dict[_Rank, dict[str, frozenset[str]]] = {rank: {} for rank in self._ranks}
+        #: Hugging Face names of the last sync that did not come yet
+        self._missing: set[str] = set()
 
     def observe(self, named: NamedTensors) -> NamedTensors:
         """Yield the tensors unchanged and remember what the engines must hold.
 
         Raises:
-            WeightSyncError: For a name that is not the model's, and for tensors that never came.
+            WeightSyncError: For a name that is not the model's, or that comes twice.
         """
         for expected in self._expected.values():
             expected.clear()
@@ -87,18 +89,43 @@ class WeightCheck:
             if all(part in waiting for part in rule.hf):
                 parameters[rule.engine].add(rule, [waiting.pop(part) for part in rule.hf])
             yield name, tensor
-        if rule_of:
-            raise WeightSyncError(f"The trainer did not send {first_names(rule_of)}.")
+        self._missing = set(rule_of)
         for engine, parameter in parameters.items():
-            for rank, checksums in parameter.results().items():
-                self._expected[rank][engine] = checksums
+            if parameter.complete:
+                for rank, checksums in parameter.results().items():
+                    self._expected[rank][engine] = checksums
+
+    def report(self) -> dict[str, Any]:
+        """What was observed, for the `add` of another process's check of the same model."""
+        expected = [
+            [rank.rank, rank.size, {name: sorted(sums) for name, sums in held.items()}]
+            for rank, held in self._expected.items()
+        ]
+        return {"missing": sorted(self._missing), "expected": expected}
+
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Take what another sender of the same sync has observed.
+
+        Raises:
+            WeightSyncError: Both sent the same tensors, or parts of one parameter.
+        """
+        ranks = {(rank.rank, rank.size): held for rank, held in self._expected.items()}
+        for number, size, theirs in report["expected"]:
+            mine = ranks[number, size]
+            if twice := mine.keys() & theirs.keys():
+                raise WeightSyncError(f"Two pipeline stages sent {first_names(twice)}.")
+            mine.update((name, frozenset(sums)) for name, sums in theirs.items())
+        self._missing &= set(report["missing"])
 
     def compare(self, url: str, checksums: Mapping[str, Any]) -> None:
         """Compare an engine's answer of `/weights_checker` with what was observed.
 
         Raises:
-            WeightSyncError: If parameters differ, are missing or are unexplained; the message names them.
+            WeightSyncError: If tensors never came, or parameters differ, are missing or are unexplained; the message
+                names them.
         """
+        if self._missing:
+            raise WeightSyncError(f"The trainer did not send {first_names(self._missing)}.")
         if not checksums.get("ranks"):
             raise WeightSyncError(f"Engine {url} answered the weight check without checksums: {checksums}.")
         differing: set[str] = set()
@@ -146,6 +173,11 @@ class _Parameter:
         while self._next in self._early:
             self._hash(self._next, self._early.pop(self._next))
             self._next += 1
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tensors have been added."""
+        return self._next == len(self._rules)
 
     def results(self) -> dict[_Rank, frozenset[str]]:
         """For each rank the acceptable checksums, when all tensors have been added."""

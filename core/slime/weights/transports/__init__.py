@@ -1,7 +1,7 @@
-"""Sending weights from trainer rank 0 to live engines.
+"""Sending weights from the trainer to live engines: from rank 0, or from the first rank of each pipeline stage.
 
-distributed: broadcast in a process group shared with the engines (gloo or NCCL). tensor: handles of shared memory (CPU)
-or CUDA IPC, for engines on the same machine. disk: a Hugging Face folder that all can read.
+distributed: broadcasts in process groups shared with the engines (gloo or NCCL), one of each stage. tensor: handles of
+shared memory (CPU) or CUDA IPC, for engines on the same machine. disk: a Hugging Face folder that all can read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from slime.engine.control import EngineControl, EngineKeys
 from slime.engine.ports import own_address
 from slime.plugin.architecture import Architecture
 from slime.weights.quantised import Quantisation, quantisation_of
-from slime.weights.shards import NamedTensors
+from slime.weights.shards import GATHERED_BYTES, NamedTensors
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
+from slime.weights.transports.stages import senders_group, stage_metrics
 from slime.weights.transports.tensor import TensorTransport
 from slime.weights.transports.transport import WeightTransport, joined_by_engines
 from slime.weights.verify import WeightCheck
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
 
 
 class WeightSender:
-    """The connection of rank 0 to the engines that there are; it is made again when they change."""
+    """The connection of a sender to the engines that there are; it is made again when they change.
+
+    Attributes:
+        by_stage: Whether each pipeline stage sends its own tensors.
+        gathered_bytes: Bytes of full tensors to gather at a time.
+    """
 
     def __init__(self, config: RunConfig, model: Architecture, run_dir: Path | None) -> None:
         """
@@ -39,6 +45,9 @@ class WeightSender:
         """
         self._quantised = quantisation_of(config.sync, model)
         self._config, self._model, self._run_dir = config, model, run_dir
+        stages = config.megatron.get("pipeline_model_parallel_size", 1)
+        self.by_stage = config.sync.update_weight_transport == "distributed" and stages > 1
+        self.gathered_bytes = min(GATHERED_BYTES, max(1, config.sync.update_weight_buffer_size // 8))
         self._transport: WeightTransport | None = None
         #: the engines that it sends to, and how often some were started again
         self._connected: tuple[tuple[str, ...], int] = (), 0
@@ -52,8 +61,8 @@ class WeightSender:
         tp_size: int,
         version: str,
         restarts: int,
-    ) -> int:
-        """Send the weights, and return how many bytes went to each engine; arguments as of `sync_weights`."""
+    ) -> dict[str, float]:
+        """Send the weights; arguments and result as of `sync_weights`."""
         config, wanted = self._config, (tuple(engine_urls), restarts)
         if self._transport is None or wanted != self._connected:
             ep_size = config.sglang.get("ep_size", 1)
@@ -69,13 +78,19 @@ class WeightSender:
                     scratch=self._run_dir / "weights",
                     on_gpu=config.on_gpu,
                     repeated=config.restarts_engines,
+                    senders=senders_group() if self.by_stage else None,
                 )
             else:  # an engine that was started again has lost its connection
                 self._transport.connect(engines)
             self._connected = wanted
         if self._quantised is not None:
             weights = self._quantised.tensors(weights)
-        return self._transport.send(weights, version=version)
+        if isinstance(self._transport, DistributedTransport) and self._transport.follows:
+            self._transport.follow(weights)
+            return {}
+        sent = self._transport.send(weights, version=version)
+        shares = self._transport.shares if isinstance(self._transport, DistributedTransport) else {}
+        return {"synced_bytes": float(sent), **stage_metrics(shares)}
 
     def close(self) -> None:
         """Disconnect from the engines."""
@@ -93,8 +108,9 @@ def create_transport(
     on_gpu: bool,
     repeated: bool = False,
     quantised: Quantisation | None = None,
+    senders: Any = None,
 ) -> WeightTransport:
-    """The transport of `--update-weight-transport` to these engines, for training rank 0.
+    """The transport of `--update-weight-transport` to these engines, for a sender.
 
     Args:
         options: The `[sync]` section.
@@ -105,6 +121,7 @@ def create_transport(
         on_gpu: Whether the weights are on a GPU.
         repeated: Whether a failed sync is repeated.
         quantised: How the engines hold it, if not as it is; the tensors that are sent are then its.
+        senders: The process group of the senders of all pipeline stages, if each sends its own tensors.
     """
     check = None
     if options.check_weight_update_equal:
@@ -130,4 +147,6 @@ def create_transport(
         case _:
             address = own_address([str(urlsplit(engine.url).hostname) for engine in engines])
             backend = "nccl" if on_gpu else "gloo"
-            return DistributedTransport(**common, backend=backend, address=address, bucket_bytes=bucket_bytes)
+            return DistributedTransport(
+                **common, backend=backend, address=address, bucket_bytes=bucket_bytes, senders=senders
+            )

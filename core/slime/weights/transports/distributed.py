@@ -1,289 +1,334 @@
-"""Weights broadcast from trainer rank 0 to every engine rank, in a separate process group.
+"""Weights broadcast from the trainer to every engine rank.
 
-SGLang joins with `init_custom_process_group`, which uses torch's bookkeeping of the default group. The trainer already
-has a default group (Megatron's), and with NCCL that bookkeeping would try to split it. So this side makes the same
-backend directly, over the same keys of the same store, and leaves torch's global state alone.
+The first rank of each pipeline stage is a sender, with its own process group of all engine ranks. The first stage's
+leads the others: see `slime.weights.transports.stages`.
 """
 
 from __future__ import annotations
 
-import threading
+import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import timedelta
-from itertools import accumulate, chain, repeat
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed import distributed_c10d
 
 from slime.engine.control import EngineControl
-from slime.engine.ports import listening_socket
 from slime.errors import WeightSyncError
-from slime.weights.shards import NamedTensors
+from slime.weights.shards import NamedTensors, drained
+from slime.weights.transports.group import BroadcastGroup
+from slime.weights.transports.stages import Peer, PeerError, followers, leader
 from slime.weights.transports.transport import Fleet, FleetCall, WeightTransport, sync_buckets
 
-_POLL_S = 0.0005
-_FIRST_POLLS_S = (0.00005,) * 20
+logger = logging.getLogger(__name__)
+
 #: how long engines get to reach the store of a group that has failed
 _ARRIVAL_S = 2.0
+_POLL_S = 0.02
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Tensors that are broadcast as one."""
+
+    #: the sender, if it is not this process
+    sender: Peer | None
+    #: what the engines must be told of it
+    described: dict[str, Any]
+    size: int
+    #: the tensors one after another, if this process sends them
+    flat: Tensor | None = None
+    #: when each engine had loaded it
+    loaded: list[float] = field(default_factory=list)
+
+    @property
+    def stage(self) -> int:
+        return 0 if self.sender is None else self.sender.stage
 
 
 @dataclass(kw_only=True, eq=False)
 class DistributedTransport(WeightTransport):
-    """Broadcasts bucket by bucket inside an update session.
+    """Broadcasts bucket by bucket inside an update session; the next is gathered while one travels.
 
-    The group is formed by the first `send`, and anew after a failed one.
+    Each sender's group is formed by the first sync, and anew after a failed one.
 
     Attributes:
         backend: "gloo" or "nccl".
-        address: This host's address, as the engines reach it.
-        bucket_bytes: Bytes sent before the engines are asked to load.
+        address: This host's address, as the engines and the other senders reach it.
+        bucket_bytes: Half of what a sender may hold besides its shards. Half as many are sent at a time, because two
+            such buckets are held, and the tensors from which the second is made.
+        senders: Megatron's pipeline group of the senders; None if this process is the only one.
     """
 
     backend: str
     address: str
     bucket_bytes: int
+    senders: Any = None
+    #: of the last sync, if there were several senders: stage -> bytes, and seconds of the sync
+    shares: dict[int, tuple[int, float]] = field(default_factory=dict, init=False)
     _group: BroadcastGroup | None = field(default=None, init=False)
+    #: names of the groups, of all senders, that the engines have joined
+    _joined: set[str] = field(default_factory=set, init=False)
+    #: the call to the engines that is under way
+    _call: FleetCall | None = field(default=None, init=False)
+
+    @property
+    def follows(self) -> bool:
+        """Whether another sender leads."""
+        return self.senders is not None and dist.get_rank(self.senders) != 0
+
+    # --- the leading sender ---
 
     def _update(self, named: NamedTensors, version: str) -> None:
-        with self._paused(session=True) as fleet:
-            if self._group is None:
-                self._group = self._form_group(fleet)
-            buckets = sync_buckets(named, self.bucket_bytes, self.joined)
-            for number, bucket in enumerate(buckets):
-                self._broadcast(fleet, self._group, bucket, version, flush=self._flushes(number))
+        with ExitStack() as meeting:
+            others: list[Peer] = []
+            if self.senders is not None:
+                deadline = time.monotonic() + self.timeout_s
+                others = meeting.enter_context(followers(self.senders, self.address, deadline))
+            with self._paused(session=True) as fleet:
+                try:
+                    names = self._form_groups(fleet, others)
+                    self._send_all(fleet, self._in_turn(fleet, named, others), names, version)
+                except BaseException as error:
+                    self._abandon(others, error)
+                    raise
+            for other in others:
+                other.tell({"done": True})
 
-    def _form_group(self, fleet: Fleet) -> BroadcastGroup:
-        """Wait for the engines, which join over HTTP at the same time.
+    def _form_groups(self, fleet: Fleet, others: Sequence[Peer]) -> dict[int, str]:
+        """Let the engines join the groups that they are not in, one after another; stage -> name of its group.
 
         Called while they are paused: since all of them answered the pause, all are there to join.
         """
-        *first_ranks, world_size = accumulate((engine.tp_size for engine in self.engines), initial=1)
-        rank_offset = {engine.url: rank for engine, rank in zip(self.engines, first_ranks, strict=True)}
-        group = BroadcastGroup(
+        if self._group is None:
+            self._group = self._new_group()
+            self._join(fleet, self._group.invitation(), self._group)
+        names = {0: self._group.name}
+        for other in others:
+            invitation = other.hear(fleet.deadline)["group"]
+            names[other.stage] = invitation["group_name"]
+            if names[other.stage] not in self._joined:
+                self._join(fleet, invitation, other)
+        return names
+
+    def _new_group(self) -> BroadcastGroup:
+        return BroadcastGroup(
             name=f"slime-weights-{uuid.uuid4().hex[:8]}",
-            world_size=world_size,
+            world_size=1 + sum(engine.tp_size for engine in self.engines),
             backend=self.backend,
             address=self.address,
             timeout_s=self.timeout_s,
         )
 
+    def _join(self, fleet: Fleet, invitation: dict[str, Any], sender: BroadcastGroup | Peer) -> None:
+        """Let every engine join a sender's group."""
+        first_ranks = accumulate((engine.tp_size for engine in self.engines), initial=1)
+        rank_offset = {engine.url: rank for engine, rank in zip(self.engines, first_ranks, strict=False)}
+
         def join(engine: EngineControl) -> None:
             engine.init_weights_update_group(
-                master_address=group.address,
-                master_port=group.port,
-                rank_offset=rank_offset[engine.url],
-                world_size=world_size,
-                group_name=group.name,
-                backend=group.backend,
-                timeout_s=self.timeout_s,
+                **invitation, rank_offset=rank_offset[engine.url], timeout_s=self.timeout_s
             )
 
-        joining = fleet.start("joining the process group", join)
+        self._call = call = fleet.start("joining the process group", join)
         try:
-            group.join(deadline=fleet.deadline, watch=joining.raise_failed)
-            joining.wait(fleet.deadline)
-        except BaseException as error:
+            if isinstance(sender, BroadcastGroup):
+                sender.join(deadline=fleet.deadline, watch=call.raise_failed)
+                call.wait(fleet.deadline)
+            else:
+                _wait_with(sender, call, fleet)
+        except BaseException:
             # An engine that is already connected gives up when the store ends; one that connects later would look for
             # the store for half an hour. So engines that are still connecting get a moment to do so.
-            joining.settle(_ARRIVAL_S)
-            _end_group(group, joining, error)
+            call.settle(_ARRIVAL_S)
             raise
-        return group
+        self._call = None
+        self._joined.add(invitation["group_name"])
 
-    def _broadcast(
-        self,
-        fleet: Fleet,
-        group: BroadcastGroup,
-        bucket: Sequence[tuple[str, Tensor]],
-        version: str,
-        *,
-        flush: bool,
-    ) -> None:
-        # SGLang lays the tensors of a bucket out one after another, each at a multiple of its type's size.
-        bucket = sorted(bucket, key=lambda one: -one[1].element_size())
-        flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for _, tensor in bucket])
-        described: dict[str, Any] = {
-            "names": [name for name, _ in bucket],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-            "shapes": [list(tensor.shape) for _, tensor in bucket],
-            "group_name": group.name,
-            "load_format": "flattened_bucket",
-            "flush": flush,
-        }
-        receiving = fleet.start(
-            "receiving weights",
-            lambda engine: engine.update_weights(
-                "distributed", **described, version=version, timeout_s=fleet.remaining_s()
-            ),
-        )
-        try:
-            group.broadcast(flat, deadline=fleet.deadline, watch=receiving.raise_failed)
-            receiving.wait(fleet.deadline)
-        except BaseException as error:
-            self._group = None
-            _end_group(group, receiving, error)
-            raise
+    def _in_turn(self, fleet: Fleet, named: NamedTensors, others: Sequence[Peer]) -> Iterator[_Bucket]:
+        """The buckets of all senders, one of each after another."""
+
+        def watch() -> None:
+            if self._call is not None:
+                self._call.raise_failed()
+
+        def theirs(other: Peer) -> Iterator[_Bucket]:
+            while "bucket" in (said := other.hear(fleet.deadline, watch)):
+                yield _Bucket(other, said["bucket"], said["bytes"])
+            reports.append(said["check"])
+
+        own = (_Bucket(None, described, flat.nbytes, flat) for described, flat in self._flattened(named))
+        reports: list[dict[str, Any]] = []
+        turns = deque([own, *map(theirs, others)])
+        while turns:
+            sender = turns.popleft()
+            if (bucket := next(sender, None)) is not None:
+                yield bucket
+                del bucket  # the next is gathered before this loop goes on
+                turns.append(sender)
+        if self.check is not None:
+            for report in reports:
+                self.check.add(report)
+
+    def _flattened(self, named: NamedTensors) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        """This sender's buckets: what the engines must be told of each, and the bytes."""
+        for bucket in sync_buckets(named, max(1, self.bucket_bytes // 2), self.joined):
+            # SGLang lays the tensors of a bucket out one after another, each at a multiple of its type's size.
+            bucket.sort(key=lambda one: -one[1].element_size())
+            described = {
+                "names": [name for name, _ in bucket],
+                "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+                "shapes": [list(tensor.shape) for _, tensor in bucket],
+                "load_format": "flattened_bucket",
+            }
+            parts = [tensor.reshape(-1).view(torch.uint8) for _, tensor in bucket]
+            flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+            bucket.clear()
+            parts.clear()
+            yield described, flat
+            del flat
+
+    def _send_all(self, fleet: Fleet, buckets: Iterator[_Bucket], names: dict[int, str], version: str) -> None:
+        """Let each bucket be broadcast and loaded. The next is made meanwhile."""
+        travelling: _Bucket | None = None
+        last = time.monotonic()
+        shares: dict[int, tuple[int, float]] = dict.fromkeys(names, (0, 0.0))
+
+        def finish(bucket: _Bucket) -> None:
+            nonlocal last
+            self._finish(fleet, bucket)
+            loaded = max(bucket.loaded)
+            size, seconds = shares[bucket.stage]
+            shares[bucket.stage] = size + bucket.size, seconds + loaded - last
+            last = loaded
+
+        for number, bucket in enumerate(buckets):
+            if travelling is not None:
+                finish(travelling)
+            travelling = bucket
+            fields = {**bucket.described, "group_name": names[bucket.stage], "flush": self._flushes(number)}
+            self._call = fleet.start(
+                "receiving weights" if bucket.sender is None else f"receiving weights from {bucket.sender.name}",
+                partial(_load, fields=fields, version=version, timeout_s=fleet.remaining_s(), loaded=bucket.loaded),
+            )
+            if bucket.flat is not None and self._group is not None:
+                self._group.begin(bucket.flat, deadline=fleet.deadline, watch=self._call.raise_failed)
+                bucket.flat = None
+        if travelling is not None:
+            finish(travelling)
+        self.shares = shares if len(shares) > 1 else {}
+
+    def _finish(self, fleet: Fleet, bucket: _Bucket) -> None:
+        assert self._call is not None and self._group is not None
+        if bucket.sender is None:
+            self._group.finish(deadline=fleet.deadline, watch=self._call.raise_failed)
+            self._call.wait(fleet.deadline)
+        else:
+            _wait_with(bucket.sender, self._call, fleet)
+        self._call = None
+
+    def _abandon(self, others: Sequence[Peer], error: BaseException) -> None:
+        """End all groups after a failure, so that the engines answer again."""
+        group, self._group = self._group, None
+        call, self._call = self._call, None
+        self._joined.clear()
+        if isinstance(error, WeightSyncError) and not isinstance(error, PeerError):
+            for words in filter(None, (other.last_words() for other in others)):
+                error.add_note(words)
+        _end_groups([one for one in (group, *others) if one is not None], call, error)
 
     def close(self) -> None:
-        """Leave the group; the engines leave it too, if they answer."""
-        if self._group is None:
-            return
-        name = self._group.name
-        self._group.close()
-        self._group = None
-        fleet = Fleet(self.engines, self.timeout_s)
-        fleet.clean_up("leaving the process group", lambda engine: engine.destroy_weights_update_group(name))
-        fleet.close()
+        """Leave the group; the engines leave all groups, if they answer."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        names, self._joined = self._joined, set()
+        if names:
+            fleet = Fleet(self.engines, self.timeout_s)
+            for name in sorted(names):
+                leave = partial(EngineControl.destroy_weights_update_group, group_name=name)
+                fleet.clean_up("leaving the process group", leave)
+            fleet.close()
+
+    # --- another sender ---
+
+    def follow(self, named: NamedTensors) -> None:
+        """Send the tensors of another stage when the leader asks for them. If the sync fails, the leader reports it.
+
+        Raises:
+            Exception: What failed here, other than the sync.
+        """
+        deadline = time.monotonic() + self.timeout_s
+        with drained(named), leader(self.senders, deadline) as lead:
+            try:
+                self._send_stage(named, lead, deadline)
+                lead.hear(deadline)
+            except BaseException as error:
+                if self._group is not None:
+                    self._group.close()
+                    self._group = None
+                if not isinstance(error, PeerError):
+                    lead.tell({"error": f"{type(error).__name__}: {error}"})
+                if not isinstance(error, WeightSyncError):
+                    raise
+                logger.warning("%s", error)
+
+    def _send_stage(self, named: NamedTensors, lead: Peer, deadline: float) -> None:
+        known, group = self._group is not None, self._group or self._new_group()
+        self._group = group
+        lead.tell({"group": group.invitation()})
+        if not known:
+            group.join(deadline=deadline, watch=lead.check)
+        travels = False
+        for described, flat in self._flattened(named if self.check is None else self.check.observe(named)):
+            if travels:
+                group.finish(deadline=deadline, watch=lead.check)
+            lead.tell({"bucket": described, "bytes": flat.nbytes})
+            group.begin(flat, deadline=deadline, watch=lead.check)
+            del flat
+            travels = True
+        if travels:
+            group.finish(deadline=deadline, watch=lead.check)
+        lead.tell({"check": None if self.check is None else self.check.report()})
 
 
-def _end_group(group: BroadcastGroup, call: FleetCall, error: BaseException) -> None:
-    """End a group in which a call has failed, and let the error name the engines that hang.
+def _load(
+    engine: EngineControl, *, fields: dict[str, Any], version: str, timeout_s: float, loaded: list[float]
+) -> None:
+    engine.update_weights("distributed", **fields, version=version, timeout_s=timeout_s)
+    loaded.append(time.monotonic())
 
-    Until the group ends, its engines answer nothing else. Those that only waited for others answer then.
+
+def _wait_with(sender: Peer, call: FleetCall, fleet: Fleet) -> None:
+    """Wait until the engines have what another sender sends them."""
+    while call.unanswered():
+        call.raise_failed()
+        sender.check()
+        if not fleet.remaining_s():
+            raise WeightSyncError(
+                f"Weight sync: {sender.name} and the engines did not finish in time. Look at their logs;"
+                " --weight-sync-timeout-s sets the limit."
+            )
+        call.settle(_POLL_S)
+    call.raise_failed()
+
+
+def _end_groups(groups: Sequence[BroadcastGroup | Peer], call: FleetCall | None, error: BaseException) -> None:
+    """End groups after a failure of a call, and let the error name the engines that hang.
+
+    Until the groups end, their engines answer nothing else. Those that only waited for others answer then.
     """
-    group.close()
-    if isinstance(error, WeightSyncError) and not error.urls:
+    for group in groups:
+        group.close()
+    if call is not None and isinstance(error, WeightSyncError) and not error.urls:
         waited = call.unanswered()
         call.settle(_ARRIVAL_S)
         error.urls = call.silent() or ([] if call.refused() else waited)
-
-
-@dataclass(kw_only=True, eq=False)
-class BroadcastGroup:
-    """Rank 0 of a process group whose other ranks are in engines.
-
-    This process serves the store. Ending it, by `close` or with this process, releases engines that wait for members
-    who never come; otherwise they would wait for half an hour and answer nothing else.
-    """
-
-    name: str
-    world_size: int
-    backend: str
-    address: str
-    timeout_s: float
-    #: torch's backend object, once the engines have joined
-    _joined: Any = field(default=None, init=False)
-    _broadcast_before: bool = field(default=False, init=False)
-
-    def __post_init__(self) -> None:
-        self._timeout = timedelta(seconds=self.timeout_s)
-        # torch by itself would listen on every interface.
-        listening = listening_socket(self.address)
-        self.port: int = listening.getsockname()[1]
-        # Only this object may hold the server, or it would outlive `close`; the backend gets a client.
-        self._server: TCPStore | None = TCPStore(
-            self.address,
-            self.port,
-            self.world_size,
-            is_master=True,
-            timeout=self._timeout,
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
-
-    def join(self, *, deadline: float, watch: Callable[[], None]) -> None:
-        """Form the group with the engines, which must be joining at the same time.
-
-        Args:
-            deadline: Monotonic seconds.
-            watch: Called while waiting; raises when an engine could not join.
-        """
-        self._joined = self._attended(
-            self._connect,
-            "joining the process group",
-            late=f"the engines did not join the process group at {self.address}:{self.port} in time. Can they reach"
-            " that address?",
-            deadline=deadline,
-            watch=watch,
-        )
-
-    def _attended(
-        self, call: Callable[[], Any], doing: str, *, late: str, deadline: float, watch: Callable[[], None]
-    ) -> Any:
-        """What a call returns in which torch waits for the engines. It runs in a thread, so that a refusal can end the
-        wait."""
-        outcome: list[Any] = []
-
-        def run() -> None:
-            try:
-                outcome.append(call())
-            except Exception as error:  # noqa: BLE001 - torch raises many types; it is attributed below
-                outcome.append(error)
-
-        running = threading.Thread(target=run, name=self.name, daemon=True)
-        running.start()
-        while running.is_alive():
-            watch()
-            if time.monotonic() > deadline:
-                raise WeightSyncError(f"Weight sync: {late} --weight-sync-timeout-s sets the limit.")
-            running.join(_POLL_S)
-        if isinstance(outcome[0], Exception):
-            raise WeightSyncError(
-                f"Weight sync: {doing} at {self.address}:{self.port} failed: {outcome[0]}"
-            ) from outcome[0]
-        return outcome[0]
-
-    def _connect(self) -> Any:
-        """The backend as torch would make it for such a group, without registering it."""
-        gloo = self.backend == "gloo"
-        store: Any = TCPStore(self.address, self.port, self.world_size, timeout=self._timeout, wait_for_workers=False)
-        for part in (self.name, f"{self.name}/", "cpu/" if gloo else "cuda/"):
-            store = distributed_c10d.PrefixStore(part, store)
-        if gloo:
-            return distributed_c10d.ProcessGroupGloo(store, 0, self.world_size, self._timeout)
-        options = distributed_c10d.ProcessGroupNCCL.Options()
-        options._timeout = self._timeout
-        return distributed_c10d.ProcessGroupNCCL(store, 0, self.world_size, options)
-
-    def broadcast(self, tensor: Tensor, *, deadline: float, watch: Callable[[], None]) -> None:
-        """Send a tensor to every engine rank.
-
-        Args:
-            tensor: Contiguous.
-            deadline: Monotonic seconds.
-            watch: Called while waiting; raises when an engine has given up, after which the group is broken.
-        """
-        if self.backend == "nccl" and not self._broadcast_before:
-            # NCCL connects in its first collective operation, and waits for the engines inside.
-            work = self._attended(
-                lambda: self._joined.broadcast(tensor, 0),
-                "connecting by NCCL",
-                late="NCCL did not connect to the engines in time. Look at their logs; NCCL_DEBUG=INFO says more.",
-                deadline=deadline,
-                watch=watch,
-            )
-        else:
-            work = self._joined.broadcast(tensor, 0)
-        self._broadcast_before = True
-        try:
-            for pause_s in chain(_FIRST_POLLS_S, repeat(_POLL_S)):
-                if work.is_completed():
-                    break
-                watch()
-                if time.monotonic() > deadline:
-                    raise WeightSyncError(
-                        "Weight sync: the broadcast did not finish in time. Look at the engines' logs; "
-                        "--weight-sync-timeout-s sets the limit."
-                    )
-                time.sleep(pause_s)
-            try:
-                work.wait()
-            except RuntimeError as error:  # of gloo or NCCL: an engine has ended
-                watch()
-                raise WeightSyncError(f"Weight sync: the broadcast to the engines failed: {error}") from error
-        finally:
-            # It keeps the connections open, on which other engines wait, and the traceback would keep it.
-            del work
-
-    def close(self) -> None:
-        """End the group. Pending broadcasts are abandoned, here and at the engines."""
-        if self._joined is not None:
-            self._joined.abort()
-            self._joined = None
-        self._server = None

@@ -164,6 +164,8 @@ class Fleet:
 class WeightTransport(ABC):
     """Sends the trainer's weights to engines. Used on trainer rank 0; the other ranks `drain` the tensors.
 
+    Of the `distributed` transport, the first rank of every other pipeline stage has one too.
+
     Attributes:
         engines: Engines to send to.
         timeout_s: Seconds that one sync may take.

@@ -1,0 +1,324 @@
+"""Pipeline stages that send their own tensors to a live engine, and failures of that."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from safetensors.torch import load_file
+from tests.support.engines import READY_S, cpu_engine
+from tests.support.families import read_architecture
+from tests.support.model_folders import Folders
+from tests.weights.megatron_ranks import build, run_ranks
+from tests.weights.test_live_engine import _assert_serves, _engine_log_probs, _transport
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from slime.engine.control import EngineControl
+from slime.engine.ports import ReservedPort
+from slime.engine.server import EngineServer
+from slime.errors import WeightSyncError
+from slime.weights.hf_load import load_hf
+from slime.weights.shards import NamedTensors, drain, is_first_of_stage, named_hf_tensors
+from slime.weights.transports import stage_metrics
+from slime.weights.transports.distributed import DistributedTransport
+from slime.weights.transports.stages import senders_group
+from slime.weights.transports.transport import joined_by_engines
+
+BUCKET = 120_000
+
+
+def gathered(models: Any, folder: Path, *, by_stage: bool = True) -> NamedTensors:
+    model = read_architecture(folder)
+    return named_hf_tensors(models, model, bucket_bytes=BUCKET // 4, by_stage=by_stage)
+
+
+def sender(engine: EngineServer, folder: Path, scratch: Path, **options: Any) -> DistributedTransport:
+    """The transport of this rank, which is the first of its stage."""
+    options = {"update_weight_buffer_size": BUCKET, **options}
+    transport = _transport(engine, "distributed", folder, scratch, **options)
+    assert isinstance(transport, DistributedTransport)
+    transport.senders = senders_group()
+    return transport
+
+
+def sync(transport: DistributedTransport, named: NamedTensors, version: str) -> str | None:
+    """One sync; the leader's error."""
+    if transport.follows:
+        transport.follow(named)
+        return None
+    try:
+        transport.send(named, version=version)
+    except WeightSyncError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("tp", [1, 2])
+def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
+    start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path, tp: int
+) -> None:
+    engine, start = start_engine(2), model_folder("qwen3", seed=1)
+    trained = {seed: model_folder("qwen3", seed=seed) for seed in (2, 3)}
+
+    def rank(index: int) -> Any:
+        models = build(start, tp=tp, pp=2, padded_vocab=192)
+        found, shares = [], {}
+        several = sender(engine, start, tmp_path, check_weight_update_equal=True) if is_first_of_stage() else None
+        for seed, folder in trained.items():
+            load_hf(models, folder, read_architecture(start))
+            named = gathered(models, start, by_stage=False)
+            if index == 0:
+                one = _transport(engine, "distributed", start, tmp_path, check_weight_update_equal=True)
+                one.send(named, version=f"one-{seed}")
+                one.close()
+                found.append(_engine_log_probs(engine))
+            else:
+                drain(named)
+            dist.barrier()
+            if several is None:
+                drain(gathered(models, start))
+            else:
+                assert sync(several, gathered(models, start), f"stages-{seed}") is None
+                shares = several.shares
+            dist.barrier()
+            if index == 0:
+                found.append(_engine_log_probs(engine))
+        if several is not None:
+            several.close()
+        return [(log_probs.tolist(), version) for log_probs, version in found], shares
+
+    (found, shares), *_ = run_ranks(rank, 2 * tp)
+    (one, first), (stages, second), (one_again, _), (stages_again, last) = found
+    assert stages == one and stages_again == one_again and one != one_again
+    assert (first, second, last) == ("one-2", "stages-2", "stages-3")
+    sizes = [size for size, _ in shares.values()]
+    total = sum(tensor.nbytes for tensor in load_file(trained[3] / "model.safetensors").values())
+    assert sorted(shares) == [0, 1] and sum(sizes) == total and min(sizes) > 0.2 * total
+
+
+@pytest.mark.engine
+def test_an_engine_and_a_sender_that_fail_are_named_and_the_repeat_works(
+    start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path
+) -> None:
+    engine, start, trained = start_engine(1), model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
+    port = ReservedPort()
+    dead = EngineControl(f"http://127.0.0.1:{port.number}")
+
+    def broken(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+        for number, one in enumerate(named):
+            if number == 5:
+                raise RuntimeError("no memory left")
+            yield one
+
+    def slow(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+        for number, one in enumerate(named):
+            if number == 5:
+                time.sleep(6)
+            yield one
+
+    def rank(index: int) -> Any:
+        models = build(start, pp=2, padded_vocab=192)
+        load_hf(models, trained, read_architecture(start))
+        transport = sender(engine, start, tmp_path, repeated=True, weight_sync_timeout_s=20)
+        transport.engines = [engine.control, dead]
+        told: list[Any] = []
+        started = time.monotonic()
+        told.append(sync(transport, gathered(models, start), "dead engine"))
+        transport.connect([engine.control])
+        told.append(sync(transport, gathered(models, start), "whole"))
+        for named in (broken, slow):
+            transport.timeout_s = 3 if named is slow else 20
+            dist.barrier()
+            weights = gathered(models, start)
+            try:
+                told.append(sync(transport, named(weights) if index else weights, "partial"))
+            except RuntimeError as error:
+                told.append(repr(error))
+            assert next(weights, None) is None or index
+            drain(weights)
+        transport.timeout_s = 20
+        dist.barrier()
+        told.append(sync(transport, gathered(models, start), "again"))
+        transport.close()
+        assert time.monotonic() - started < 60
+        return told
+
+    leader, follower = run_ranks(rank, 2)
+    port.release()
+    assert f"pausing failed at engine {dead.url}" in leader[0]
+    assert leader[1] is None and leader[4] is None
+    assert "the sender of stage 1 (rank 1) failed: RuntimeError: no memory left" in leader[2]
+    assert "the sender of stage 1 (rank 1) did not send its part in time" in leader[3]
+    assert follower == [None, None, "RuntimeError('no memory left')", None, None]
+    _assert_serves(engine, trained, "again")
+
+
+@pytest.mark.engine
+def test_a_sender_that_dies_in_the_middle_is_named_and_the_engine_can_be_sent_to_again(
+    start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path
+) -> None:
+    engine, start, trained = start_engine(1), model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
+
+    def dies(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+        for number, one in enumerate(named):
+            if number == 12:
+                os._exit(9)
+            yield one
+
+    def rank(index: int) -> None:
+        models = build(start, pp=2, padded_vocab=192)
+        load_hf(models, trained, read_architecture(start))
+        transport = sender(engine, start, tmp_path, update_weight_buffer_size=20_000)
+        named, began = gathered(models, start), time.monotonic()
+        error = sync(transport, dies(named) if index else named, "partial")
+        (tmp_path / "error").write_text(f"{time.monotonic() - began < 20} {error}")
+
+    with pytest.raises((AssertionError, EOFError)):  # the other rank misses it
+        run_ranks(rank, 2)
+    in_time, _, error = (tmp_path / "error").read_text().partition(" ")
+    assert in_time == "True" and "the sender of stage 1 (rank 1)" in error
+    transport = _transport(engine, "distributed", start, tmp_path)
+    transport.send(iter(load_file(trained / "model.safetensors").items()), version="new")
+    _assert_serves(engine, trained, "new")
+    transport.close()
+
+
+@pytest.mark.engine
+def test_an_engine_that_dies_in_the_middle_is_named_and_the_others_get_the_repeat(
+    start_engine: Callable[[int], EngineServer],
+    model_folder: Folders,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    engine, start, trained = start_engine(1), model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
+    doomed = cpu_engine(start, tmp_path, fork_server=request.getfixturevalue("fork_server"))
+    doomed.start()
+    doomed.wait_ready(READY_S)
+
+    def rank(index: int) -> Any:
+        models = build(start, pp=2, padded_vocab=192)
+        load_hf(models, trained, read_architecture(start))
+        transport = sender(engine, start, tmp_path, update_weight_buffer_size=20_000, repeated=True)
+        transport.engines = [engine.control, doomed.control]
+
+        def kills(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+            for number, one in enumerate(named):
+                if number == 12:
+                    os.killpg(doomed.pid, 9)  # type: ignore[arg-type]  # it runs
+                yield one
+
+        named = gathered(models, start)
+        urls: list[str] = []
+        began = time.monotonic()
+        if index:
+            transport.follow(kills(named))
+        else:
+            with pytest.raises(WeightSyncError) as caught:
+                transport.send(named, version="partial")
+            urls = caught.value.urls
+        assert time.monotonic() - began < 25
+        dist.barrier()
+        transport.connect([engine.control])
+        assert sync(transport, gathered(models, start), "again") is None
+        transport.close()
+        return urls
+
+    try:
+        urls, _ = run_ranks(rank, 2)
+    finally:
+        doomed.stop()
+    assert urls == [doomed.url]
+    _assert_serves(engine, trained, "again")
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes at a time of storages that operations have made since this began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {one.untyped_storage().data_ptr() for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, Tensor) and (key := one.untyped_storage().data_ptr()) not in {*given, *self.live}:
+                self.live[key] = one.untyped_storage().nbytes()
+                weakref.finalize(one.untyped_storage(), self.live.pop, key, None)
+        self.most = max(self.most, sum(self.live.values()))
+        return made
+
+
+@pytest.mark.parametrize("vocab", [160, 4096], ids=["vocabulary-fits", "vocabulary-larger"])
+def test_no_rank_holds_more_than_its_shards_and_two_buckets(vocab: int, model_folder: Folders) -> None:
+    folder, bucket = model_folder("qwen3", seed=1, vocab_size=vocab), 200_000
+    names = {name: tensor.nbytes for name, tensor in load_file(folder / "model.safetensors").items()}
+
+    def rank(_: int) -> Any:
+        models = build(folder, tp=2, pp=2)
+        transport = DistributedTransport(
+            engines=[], timeout_s=1, backend="gloo", address="127.0.0.1", bucket_bytes=bucket
+        )
+        model, sent, travelling = read_architecture(folder), list[str](), None
+        with LiveBytes() as memory:
+            named = named_hf_tensors(models, model, bucket_bytes=bucket // 8, by_stage=True)
+            if not is_first_of_stage():
+                drain(named)
+            else:
+                for described, flat in transport._flattened(named):
+                    sent += described["names"]
+                    travelling = flat  # until the next one is there
+                    del flat
+                    assert travelling.nbytes <= max(bucket, *(names[name] for name in described["names"]))
+        return memory.most, sent
+
+    answers = run_ranks(rank, 4)
+    most = max(held for held, _ in answers)
+    assert 0.5 * bucket < most <= 2 * max(bucket, *names.values())
+    assert sorted(name for _, sent in answers for name in sent) == sorted(names)
+
+
+def test_a_tied_embedding_is_sent_by_the_first_stage_alone(model_folder: Folders) -> None:
+    folder = model_folder("qwen3", tied=True)
+
+    def rank(_: int) -> list[str]:
+        return [name for name, _ in gathered(build(folder, pp=2), folder)]
+
+    first, second = run_ranks(rank, 2)
+    assert "model.embed_tokens.weight" in first and not {*first} & {*second}
+    assert {*first, *second} == load_file(folder / "model.safetensors").keys()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "moonlight", "llama"])
+def test_what_an_engine_joins_is_of_one_layer(family: str, model_folder: Folders) -> None:
+    model = read_architecture(model_folder(family))
+    layers: dict[str, set[str]] = {}
+    for rule in model.rules:
+        prefix = rule.megatron.split(".")[2] if rule.megatron.startswith("decoder.layers.") else rule.megatron
+        layers.setdefault(rule.engine, set()).add(prefix)
+    assert all(len(of) == 1 for of in layers.values())
+    assert all(len({name.split(".")[2] for name in names}) == 1 for names in joined_by_engines(model))
+
+
+def test_the_slowest_stage_is_the_one_of_the_lowest_rate() -> None:
+    assert stage_metrics({}) == {}
+    found = stage_metrics({0: (4_000_000_000, 2.0), 1: (1_000_000_000, 1.0)})
+    assert found == {
+        "perf/sync/stage0_bytes": 4e9,
+        "perf/sync/stage0_seconds": 2.0,
+        "perf/sync/stage0_gb_per_s": 2.0,
+        "perf/sync/stage1_bytes": 1e9,
+        "perf/sync/stage1_seconds": 1.0,
+        "perf/sync/stage1_gb_per_s": 1.0,
+        "perf/sync/slowest_stage": 1.0,
+    }
