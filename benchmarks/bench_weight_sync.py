@@ -6,6 +6,11 @@ A real SGLang server on the CPU gets tensors of a random float32 model; nothing 
 tensors to tensors of this process that exist already, with as many threads. Syncs and copies take turns; medians are
 shown, and what is left of a sync without its tensors ("calls": pause, begin, end, flush, resume) is the time to send
 one small tensor.
+
+    python benchmarks/bench_weight_sync.py --stages [--only 1M 10M 100M] [--syncs 9]
+
+Two pipeline stages of Megatron shards (two ranks) send the same models by `distributed`: rank 0 alone, and each stage
+its own tensors. Both ways take turns.
 """
 
 from __future__ import annotations
@@ -80,6 +85,60 @@ def measure(folder: Path, transports: list[str], syncs: int, threads: int) -> No
             print(f"| {' | '.join(row)} |", flush=True)
 
 
+def measure_stages(folder: Path, syncs: int, threads: int) -> None:
+    """Print the row of the model in `folder` that two pipeline stages send."""
+    from tests.support.engines import cpu_engine, running
+    from tests.support.families import read_architecture
+    from tests.weights.megatron_ranks import build, run_ranks
+
+    from slime.config.weight_options import SyncOptions
+    from slime.weights.shards import drain, named_hf_tensors
+    from slime.weights.transports import create_transport
+    from slime.weights.transports.distributed import DistributedTransport
+    from slime.weights.transports.stages import senders_group
+
+    engine = cpu_engine(folder, folder, threads=threads)
+    model = read_architecture(folder)
+
+    def rank(index: int) -> tuple[int, list[float]]:
+        models = build(folder, pp=2)
+        options = SyncOptions.model_validate({"update_weight_transport": "distributed"})
+        one, several = (
+            create_transport(
+                options,
+                [engine.control],
+                model=model,
+                hf_folder=folder,
+                scratch=folder,
+                on_gpu=False,
+                senders=senders,
+            )
+            for senders in (None, senders_group())
+        )
+
+        def sync(by_stage: bool) -> None:
+            torch.distributed.barrier()
+            named = named_hf_tensors(models, model, by_stage=by_stage)
+            if index == 0:
+                (several if by_stage else one).send(named, version="1")
+            elif by_stage:
+                assert isinstance(several, DistributedTransport)
+                several.follow(named)
+            else:
+                drain(named)
+
+        taken = median_ms(syncs, lambda: sync(False), lambda: sync(True))
+        for transport in (one, several):
+            transport.close()
+        torch.distributed.barrier()
+        return sum(tensor.nbytes for chunk in models for tensor in chunk.parameters()), taken
+
+    with running(engine):
+        (first, (alone, each)), (second, _) = run_ranks(rank, 2)
+    row = [f"{first / 2**20:.1f} + {second / 2**20:.1f}", f"{alone:.1f}", f"{each:.1f}", f"{alone / each:.2f}"]
+    print(f"| {' | '.join(row)} |", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     from bench_training import SHAPES
@@ -90,18 +149,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tuple(shapes), default=list(shapes))
     parser.add_argument("--transports", nargs="+", default=["tensor", "distributed", "disk"])
+    parser.add_argument("--stages", action="store_true", help="two pipeline stages instead of the transports")
     parser.add_argument("--syncs", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1, help="of the engine, and of this process")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print("| MiB | tensors | transport | sync ms | copy ms | sync / copy | calls ms |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    heads = ["MiB", "tensors", "transport", "sync ms", "copy ms", "sync / copy", "calls ms"]
+    if options.stages:
+        heads = ["MiB of each stage", "one sender ms", "each stage ms", "times faster"]
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for shape in options.only:
         with tempfile.TemporaryDirectory(prefix="bench-weight-sync-") as made:
             folder = Path(made)
-            heads = {"head_dim": 64, "num_key_value_heads": shapes[shape]["num_attention_heads"] // 2}
-            make_tiny_model(folder, "qwen3", seed=0, tied=True, vocab_size=1024, **shapes[shape], **heads)
-            measure(folder, options.transports, options.syncs, options.threads)
+            sizes = {"head_dim": 64, "num_key_value_heads": shapes[shape]["num_attention_heads"] // 2}
+            make_tiny_model(folder, "qwen3", seed=0, tied=True, vocab_size=1024, **shapes[shape], **sizes)
+            if options.stages:
+                measure_stages(folder, options.syncs, options.threads)
+            else:
+                measure(folder, options.transports, options.syncs, options.threads)
 
 
 if __name__ == "__main__":

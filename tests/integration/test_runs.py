@@ -310,5 +310,7 @@ def test_the_loop_runs_on_two_ranks(slime_train: Start, layout: str) -> None:
         if "perf/sync/slowest_stage" in row
     ]
     assert bool(by_stage) == (layout == "pipeline")
-    assert all(min(sizes) > 0 and sum(sizes) == row["synced_bytes"] for row, sizes in zip(run.steps(), by_stage, strict=False))
+    assert all(
+        min(sizes) > 0 and sum(sizes) == row["synced_bytes"] for row, sizes in zip(run.steps(), by_stage, strict=False)
+    )
     assert all(row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4 for row in run.steps())

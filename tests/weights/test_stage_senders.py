@@ -62,6 +62,7 @@ def sync(transport: DistributedTransport, named: NamedTensors, version: str) -> 
 
 
 @pytest.mark.engine
+@pytest.mark.row("N7")
 @pytest.mark.parametrize("tp", [1, 2])
 def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
     start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path, tp: int

@@ -152,8 +152,8 @@ def _accepted(listening: socket.socket, deadline: float, missing: str) -> Peer:
         return Peer(listening.accept()[0], "another sender")
     except TimeoutError:
         raise WeightSyncError(
-            f"Weight sync: {missing} did not connect to {host_port(*listening.getsockname()[:2])} in time. Look at the logs of the"
-            " trainer's ranks; --weight-sync-timeout-s sets the limit."
+            f"Weight sync: {missing} did not connect to {host_port(*listening.getsockname()[:2])} in time. Look at the"
+            " logs of the trainer's ranks; --weight-sync-timeout-s sets the limit."
         ) from None
 
 
@@ -166,7 +166,9 @@ def leader(group: Any, deadline: float) -> Iterator[Peer]:
     try:
         connected = socket.create_connection((address, port), timeout=max(0.001, deadline - time.monotonic()))
     except OSError as error:
-        raise WeightSyncError(f"Weight sync: rank 0 cannot be reached at {host_port(address, port)}: {error}") from error
+        raise WeightSyncError(
+            f"Weight sync: rank 0 cannot be reached at {host_port(address, port)}: {error}"
+        ) from error
     peer = Peer(connected, "the leading sender (rank 0)")
     try:
         peer.tell({"word": word, "stage": dist.get_rank(group), "rank": dist.get_rank()})
