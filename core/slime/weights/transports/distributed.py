@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -276,7 +276,8 @@ class DistributedTransport(WeightTransport):
                     self._group.close()
                     self._group = None
                 if not isinstance(error, PeerError):
-                    lead.tell({"error": f"{type(error).__name__}: {error}"})
+                    with suppress(PeerError):  # it may be gone too
+                        lead.tell({"error": f"{type(error).__name__}: {error}"})
                 if not isinstance(error, WeightSyncError):
                     raise
                 logger.warning("%s", error)
