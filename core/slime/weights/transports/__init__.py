@@ -90,6 +90,7 @@ class WeightSender:
             return {}
         sent = self._transport.send(weights, version=version)
         shares = self._transport.shares if isinstance(self._transport, DistributedTransport) else {}
+        sent = sum(size for size, _ in shares.values()) or sent
         return {"synced_bytes": float(sent), **stage_metrics(shares)}
 
     def close(self) -> None:
