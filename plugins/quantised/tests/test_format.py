@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from tests.support.families import read_architecture
@@ -10,7 +12,9 @@ from tests.train.harness import make_config
 
 import slime_quantised
 from slime.cli.preflight_engine import quantisation_problems
-from slime.errors import ConfigError
+from slime.errors import ConfigError, WeightSyncError
+from slime.weights.shards import drain
+from slime.weights.verify import WeightCheck
 from slime_quantised.fp8 import Fp8
 
 FITTING = {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 128}
@@ -32,6 +36,23 @@ def test_each_projection_becomes_numbers_and_scales_and_nothing_else_changes(mod
     kept = ["lm_head", "model.embed_tokens", *(f"model.layers.{layer}.mlp.gate" for layer in range(3))]
     assert config["modules_to_not_convert"] == kept
     assert (config["quant_method"], config["weight_block_size"]) == ("fp8", [128, 128])
+
+
+def test_what_two_pipeline_stages_send_is_checked_as_one_model(model_folder: Folders) -> None:
+    model = read_architecture(model_folder("qwen3_moe", seed=1, **FITTING))
+    quantised, weights = Fp8(model), {name: torch.randn(shape) for name, shape in model.shapes.items()}
+    second = {name for name in weights if name.startswith(("model.layers.2.", "model.norm", "lm_head"))}
+
+    def observed(names: set[str]) -> WeightCheck:
+        check = quantised.check([2], ep_size=1)
+        drain(check.observe(quantised.tensors((name, one) for name, one in weights.items() if name in names)))
+        return check
+
+    check = observed({*weights} - second)
+    with pytest.raises(WeightSyncError, match="did not send"):
+        check.compare("http://engine:1", {})
+    check.add(json.loads(json.dumps(observed(second).report())))
+    assert check.report() == observed({*weights}).report()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tests.support.engines import cpu_engine, running
 from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 from tests.support.tiny_models import transformers_model
+from tests.weights.megatron_ranks import build, run_ranks
 from torch import Tensor
 
 from slime.config.weight_options import SyncOptions
@@ -24,7 +26,12 @@ from slime.engine.control import EngineControl
 from slime.engine.server import EngineServer
 from slime.errors import WeightSyncError
 from slime.plugin import SamplingParams
+from slime.weights.hf_load import load_hf
+from slime.weights.shards import named_hf_tensors
 from slime.weights.transports import create_transport
+from slime.weights.transports.distributed import DistributedTransport
+from slime.weights.transports.stages import senders_group
+from slime.weights.transports.transport import WeightTransport
 from slime_quantised.fp8 import Fp8
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -68,6 +75,30 @@ def _engine(folder: Path, tmp_path: Path, fork_server: Path, tp_size: int) -> En
     config = {"quantization_config": Fp8(read_architecture(folder)).model.engine_config["quantization_config"]}
     arguments = ("--load-format", "dummy", "--json-model-override-args", json.dumps(config))
     return cpu_engine(folder, tmp_path, fork_server=fork_server, tp_size=tp_size, extra_args=arguments)
+
+
+def _transport(
+    name: str, engine: EngineControl, folder: Path, scratch: Path, *, compared: bool = True, senders: Any = None
+) -> WeightTransport:
+    options = SyncOptions.model_validate(
+        {
+            "update_weight_transport": name,
+            "check_weight_update_equal": compared,
+            "weight_sync_timeout_s": 60.0,
+            "update_weight_buffer_size": 40_000,
+        }
+    )
+    model = read_architecture(folder)
+    return create_transport(
+        options,
+        [engine],
+        model=model,
+        hf_folder=folder,
+        scratch=scratch,
+        on_gpu=False,
+        quantised=Fp8(model),
+        senders=senders,
+    )
 
 
 def _largest_difference(engine: EngineServer, folder: Path) -> float:
@@ -114,23 +145,7 @@ def test_an_engine_computes_with_what_the_blocks_stand_for_by_every_transport(
         for number, (name, folder) in enumerate(zip(("tensor", "distributed", "disk"), folders, strict=True)):
             quantised = Fp8(read_architecture(folder))
             assert not list(quantised.problems({}, tp_size=tp_size, compared=compared))
-            options = SyncOptions.model_validate(
-                {
-                    "update_weight_transport": name,
-                    "check_weight_update_equal": compared,
-                    "weight_sync_timeout_s": 60.0,
-                    "update_weight_buffer_size": 40_000,
-                }
-            )
-            transport = create_transport(
-                options,
-                [control],
-                model=read_architecture(folder),
-                hf_folder=folder,
-                scratch=tmp_path,
-                on_gpu=False,
-                quantised=quantised,
-            )
+            transport = _transport(name, control, folder, tmp_path, compared=compared)
             sent = transport.send(quantised.tensors(iter(_weights(folder).items())), version=str(number))
             transport.close()
             expected = _dequantised(folder, tmp_path / f"dequantised-{number}")
@@ -146,3 +161,28 @@ def test_an_engine_computes_with_what_the_blocks_stand_for_by_every_transport(
         list(check.observe(_off_by_a_bit(quantised.tensors(iter(_weights(folders[-1]).items())), wrong)))
         with pytest.raises(WeightSyncError, match=f"1 differ from the trainer's: {wrong}\\."):
             check.compare(engine.url, engine.control.weights_checksum())
+
+
+def test_each_pipeline_stage_sends_its_own_blocks(model_folder: Folders, fork_server: Path, tmp_path: Path) -> None:
+    start, folder = (model_folder("qwen3", seed=seed, **SIZES["qwen3"]) for seed in (1, 2))
+    engine, quantised = _engine(start, tmp_path, fork_server, 1), Fp8(read_architecture(folder))
+
+    def rank(_: int) -> list[int]:
+        models, model = build(folder, pp=2), read_architecture(folder)
+        load_hf(models, folder, model)
+        transport = _transport("distributed", engine.control, folder, tmp_path, senders=senders_group())
+        assert isinstance(transport, DistributedTransport)
+        named = quantised.tensors(named_hf_tensors(models, model, by_stage=True))
+        if transport.follows:
+            transport.follow(named)
+        else:
+            transport.send(named, version="1")
+        torch.distributed.barrier()
+        transport.close()
+        return [size for size, _ in transport.shares.values()]
+
+    with running(engine):
+        sizes, _ = run_ranks(rank, 2)
+        assert _largest_difference(engine, _dequantised(folder, tmp_path / "dequantised")) < 1e-4
+    sent = quantised.tensors(iter(_weights(folder).items()))
+    assert len(sizes) == 2 and min(sizes) > 0 and sum(sizes) == sum(tensor.nbytes for _, tensor in sent)
