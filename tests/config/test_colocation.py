@@ -47,11 +47,22 @@ def test_the_engines_share_of_the_memory_reaches_them(load: Load) -> None:
         ),
         ("--loss-type sft_loss", "--colocate has no effect without --loss-type policy_loss"),
         ("--device cuda --update-weight-transport distributed", "NCCL refuses two processes on one device"),
+        (
+            "--device cuda --no-offload-train",
+            "--no-offload-train on GPUs needs --sglang-mem-fraction-static: otherwise the engines, which start first,",
+        ),
+        ("--device cuda --no-offload-rollout", "--no-offload-rollout on GPUs needs --sglang-mem-fraction-static"),
         ("--device cuda --actor-num-nodes 2", "hands over memory of one node's GPU, and --actor-num-nodes is 2"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(refused: Refused, words: str, message: str) -> None:
     assert message in refused("--colocate", *words.split())
+
+
+def test_sides_that_keep_their_memory_divide_a_gpu_by_a_stated_share(load: Load) -> None:
+    kept = ("--colocate", "--no-offload-train", "--no-offload-rollout")
+    assert not load(*kept, "--device", "cuda", "--sglang-mem-fraction-static", "0.3").cluster.offload_train
+    assert not load(*kept, "--device", "cpu").cluster.offload_rollout  # the CPU's cache has a budget of its own
 
 
 def test_on_gpus_weights_are_handed_over_in_the_memory_that_both_see(load: Load, refused: Refused) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from slime.config import RunConfig
+from slime.config.options import ClusterOptions
+from slime.config.weight_options import CheckpointOptions
 from slime.engine.server import EngineServer, EngineSpec
 from slime.errors import EngineError, EngineStartError
 from slime.kit.processes import Child, DirectChild
-from slime.run.engines import EngineProcess, engine_options
+from slime.run import engines
+from slime.run.engines import EngineProcess, Engines, engine_options
 
 
 @pytest.mark.parametrize(
@@ -41,3 +46,26 @@ def test_engines_run_code_of_the_model_folder_only_if_the_run_may() -> None:
     assert engine_options(config) == ["--context-length", "64"]
     trusted = config.with_options("checkpoint", trust_remote_code=True)
     assert engine_options(trusted) == ["--context-length", "64", "--trust-remote-code"]
+
+
+@pytest.mark.parametrize(("several", "forked"), [(True, 0), (False, 1)])
+def test_engines_on_one_node_share_an_import_also_in_a_cluster(
+    several: bool, forked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    server = SimpleNamespace(start=lambda: started.append("a fork server"), address=tmp_path / "socket")
+    monkeypatch.setattr(engines, "engine_fork_server", lambda *_: server)
+    monkeypatch.setattr(engines, "of_several_nodes", lambda: several)
+    monkeypatch.setattr(engines, "node_address", lambda: "127.0.0.1")
+    cluster = ClusterOptions(device="cpu", ray_address="auto", rollout_num_gpus=2)
+    config = RunConfig(cluster=cluster, checkpoint=CheckpointOptions(hf_checkpoint="model"))
+    watch: Any = SimpleNamespace(enlist=lambda _: None)
+    made = Engines(config, tmp_path, watch, models=None)  # type: ignore[arg-type]
+    made.__dict__["_options"] = []  # else it would read the model
+    built: list[Any] = []
+    made._workers = SimpleNamespace(  # type: ignore[assignment]  # no processes
+        start=lambda *_, **__: None, build=lambda _, servers, **__: built.extend(servers)
+    )
+    made.start([{}, {}])
+    assert len(started) == forked
+    assert [spec.fork_server for _, spec, *_ in built] == 2 * [server.address if forked else None]

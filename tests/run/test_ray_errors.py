@@ -24,6 +24,7 @@ from slime.errors import ClusterError, ProcessDiedError
 from slime.observe.log import last_log_line, log_excerpt, start_log
 from slime.observe.memory import processes_killed_for_memory
 from slime.run.supervise import ray_errors, traces
+from slime.run.supervise.losses import is_curable
 from slime.run.supervise.ray_errors import explain
 
 #: as Ray 2.60 words it, shortened in the middle
@@ -101,9 +102,15 @@ def test_lack_of_memory_is_named_if_the_kernel_has_killed_a_process(monkeypatch:
 
 
 def test_a_process_that_failed_at_its_start_says_why() -> None:
-    start = "The actor died because of an error raised in its creation task, \x1b[36mray::Worker.__init__()\x1b[39m\n"
-    message = explained(died(f"{start}  File x\nOSError: [Errno 28] No space left on device: 'logs'"))
-    assert "trainer rank 1 died: it failed at its start: OSError: [Errno 28] No space left on device: 'logs'" in message
+    raised = died(
+        "\x1b[36mray::Worker.__init__()\x1b[39m\n  File x\nOSError: [Errno 28] No space left on device: 'logs'"
+    )
+    raised._actor_init_failed = True  # by what its __init__ raised
+    error = explain(raised, "training", "trainer rank 1", Path("logs/trainer-1.log"))
+    assert str(error) == (
+        "training: trainer rank 1 failed at its start: OSError: [Errno 28] No space left on device: 'logs'"
+    )
+    assert not is_curable(error, first=False)
 
 
 @pytest.mark.parametrize(

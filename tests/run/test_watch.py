@@ -6,10 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedError, SlimeError
 from slime.run.supervise import watch as module
@@ -166,3 +170,84 @@ def test_what_a_supervisor_says_comes_first(watch: RunWatch, sleeper: Sleeper) -
     kill(sleeper("engine 0's scheduler", "engine"))
     with pytest.raises(EngineError, match="was killed by SIGKILL"):
         watch()
+
+
+class FakeNode:
+    """A node of Ray whose watch answers what a test says: nothing wrong, an error of Ray, or not at all."""
+
+    def __init__(self, watch: RunWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer: Exception | str | None = "fine"
+        self.alive, self.now = True, 0.0
+        #: the parts that each watch started on it has been told of
+        self.told: list[list[str]] = []
+        monkeypatch.setattr(module, "LOOK_S", 0.0)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+        monkeypatch.setattr(watch, "_start_watch", lambda _: self.start())
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+        monkeypatch.setattr(
+            ray, "nodes", lambda: [{"NodeID": "there", "NodeManagerAddress": "10.0.0.2", "Alive": self.alive}]
+        )
+        monkeypatch.setattr(ray, "wait", lambda asked, **_: ([] if self.answer is None else asked, []))
+        monkeypatch.setattr(ray, "get", self.get)
+
+    def start(self) -> Any:
+        self.told.append(parts := [])
+        remote = {"add": lambda part: parts.append(part.name), "look_and_describe": lambda *_: "asked"}
+        return SimpleNamespace(
+            **{name: SimpleNamespace(remote=call) for name, call in remote.items()},
+            kill=SimpleNamespace(remote=lambda _: None),
+        )
+
+    def sleep(self, _: float) -> None:
+        self.now += 1.0
+
+    def get(self, _: object) -> Sequence[object]:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return []
+
+
+@pytest.fixture
+def node(watch: RunWatch, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    made = FakeNode(watch, monkeypatch)
+    for name in ("trainer rank 1", "engine 0's supervisor"):
+        watch._watch_of("there", WatchedProcess(name, "engine" if "engine" in name else "trainer", 1))
+    return made
+
+
+def look(watch: RunWatch, node: FakeNode, after_s: float) -> None:
+    node.now += after_s
+    watch()
+
+
+def test_a_node_whose_connection_breaks_for_a_moment_is_not_lost(watch: RunWatch, node: FakeNode) -> None:
+    look(watch, node, 1)
+    for _ in range(3):
+        node.answer = ActorUnavailableError("broken", b"0" * 16)
+        look(watch, node, 1)
+        node.answer = "fine"
+        look(watch, node, 9)
+        look(watch, node, 9)
+    node.answer = ActorUnavailableError("broken", b"0" * 16)
+    look(watch, node, 1)
+    node.answer = None
+    look(watch, node, 2)
+    with pytest.raises(ClusterError, match=r"^node 10\.0\.0\.2 has ended, or cannot.*had trainer rank 1, engine 0\.$"):
+        look(watch, node, 2)
+
+
+def test_an_error_is_explained_by_a_node_that_stays_silent_only(watch: RunWatch, node: FakeNode) -> None:
+    node.answer = ActorUnavailableError("broken", b"0" * 16)
+    assert str(watch.explain()).startswith("node 10.0.0.2 has ended")
+    node.answer = "fine"
+    assert watch.explain() is None
+
+
+def test_a_watch_that_ends_alone_is_started_again(watch: RunWatch, node: FakeNode) -> None:
+    watch.kill("engine 0")
+    node.answer = ActorDiedError()
+    look(watch, node, 1)
+    assert node.told == [["trainer rank 1", "engine 0's supervisor"], ["trainer rank 1"]]
+    node.alive = False
+    with pytest.raises(ClusterError, match=r"^node 10\.0\.0\.2 has ended"):
+        look(watch, node, 1)

@@ -20,6 +20,7 @@ from slime.config import RunConfig
 from slime.config.options import ClusterOptions
 from slime.errors import DeadlineError, DiskFullError, SlimeError, TrainerError, UnexpectedError
 from slime.run.ray_session import ray_session
+from slime.run.supervise.losses import is_curable
 from slime.run.workers import Workers
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("session")]
@@ -284,6 +285,31 @@ def test_calls_of_asynchronous_workers_run_side_by_side(tmp_path: Path) -> None:
     first = workers.begin("wait", doing="meeting", timeout_s=30)
     assert workers.begin("wait", doing="meeting", timeout_s=30).wait() + first.wait() == ["met", "met"]
     workers.stop(grace_s=5)
+
+
+def test_a_node_that_lacks_the_drivers_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_cluster = RunConfig(cluster=ClusterOptions(device="cpu", ray_address="auto"))
+    workers = Workers(of_cluster, "trainer", tmp_path / "trainer-{index}.log")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "getcwd", lambda: "/not/shared")
+        workers.start([{"num_cpus": 0}])
+    workers.build(f"{__name__}:Part", [(0,)])
+    said = r"^starting the trainer: trainer rank 0 failed at its start: node 127\.0\.0\.1 cannot enter /not/shared, .*"
+    with pytest.raises(SlimeError, match=said) as caught:
+        workers.wait_built()
+    assert not is_curable(caught.value, first=False)
+    workers.stop(grace_s=1, orderly=False)
+
+
+def test_each_index_has_a_free_port_on_the_node_of_its_first_process(tmp_path: Path) -> None:
+    workers = Workers(CONFIG, "engines", tmp_path / "engine-{index}.log")
+    workers.start([{"num_cpus": 0}] * 4, nodes=2)
+    (host, first), (_, second) = workers.free_addresses(2)
+    assert host == "127.0.0.1" and first != second
+    ray.kill(workers._actors[2])
+    with pytest.raises(SlimeError, match=r"the supervisor of engine 1 "):
+        workers.free_addresses(2)
+    workers.stop(grace_s=1, orderly=False)
 
 
 def test_a_role_without_processes_does_nothing(tmp_path: Path) -> None:

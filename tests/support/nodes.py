@@ -1,7 +1,8 @@
 """Nodes of a cluster on one machine: a network, processes, shared memory and temporary files of their own each.
 
 Only the file system is common to them, as the shared disk of a cluster is. Namespaces of the kernel make them, which
-needs root. Nothing of them has a name, so nothing is left behind: a namespace ends with its last process, every process
+needs root. Nothing of them has a name, so nothing but an empty folder is left behind: a namespace ends with its last
+process, every process
 of a node ends with the node's first one, and that one ends with this process.
 """
 
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from slime.engine.ports import host_port
 
 #: where every node has a file system of its own for temporary files; Ray's sockets need a short path
 TEMPORARY = Path("/tmp/slime-node")
@@ -100,7 +103,8 @@ class Node:
         return done.stdout
 
     def kill(self) -> None:
-        """End every process of the node at once, as when its power fails and comes back."""
+        """End every process of the node at once, as a restart does. Its network stays, so that
+        connections to it are reset at once instead of falling silent."""
         if self.first is not None:
             with contextlib.suppress(ProcessLookupError, IndexError):
                 os.kill(self.pid, 9)
@@ -121,7 +125,7 @@ class Cluster:
     @property
     def address(self) -> str:
         """Of the head of Ray, on the first node."""
-        return _host_port(self.nodes[0].address, RAY_PORT)
+        return host_port(self.nodes[0].address, RAY_PORT)
 
     def start_ray(self, index: int) -> None:
         """Start Ray on a node; on the first one its head."""
@@ -199,7 +203,3 @@ def _inside(pid: int, *spaces: str) -> list[str]:
 
 def _in(holder: subprocess.Popen[bytes], *words: str) -> None:
     subprocess.run([*_inside(holder.pid, "--net"), *words], check=True, capture_output=True)
-
-
-def _host_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -40,6 +40,13 @@ def colocation(config: RunConfig) -> Iterator[str]:
             "--colocate excludes --async: asynchronous training does not support colocation, since it would need the"
             " same devices at the same time. Drop one of them"
         )
+    kept = [side for side in ("train", "rollout") if not getattr(cluster, f"offload_{side}")]
+    if kept and config.on_gpu and "mem_fraction_static" not in config.sglang:
+        yield (
+            f"--no-offload-{kept[0]} on GPUs needs --sglang-mem-fraction-static: otherwise the engines, which start"
+            " first, size their KV cache for the whole of a device, and the trainer finds no room beside it. Set the"
+            " engines' share of a device, or drop the flag"
+        )
     if config.rollout_devices > config.world_size:
         yield (
             f"--colocate: {config.num_engines} engines x {per_engine} GPUs need {config.rollout_devices} devices, and"

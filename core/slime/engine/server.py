@@ -63,9 +63,6 @@ _SHARED_MEMORY = r"/dev/shm/sgl(?:ang_loads|_shm)_[\w.-]+"
 _LOOK_S = 1.0
 #: a GPU server gets this long to end by itself, so that it frees its memory in order
 _CUDA_GRACE_S = 15.0
-#: seconds that the servers of an engine over several nodes wait for each other. When the network between them fails, no
-#: packet says so, and SGLang's own limits are several times longer; kernels that one of them compiles take as long.
-_DIST_TIMEOUT_S = 120
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,8 @@ class EnginePart:
     nodes: int
     #: HOST:PORT at which the first one waits for the others
     meeting: str
+    #: seconds that the servers may wait for each other: one may start, or take new weights, so much later
+    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -317,8 +316,7 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
             "--nnodes": str(spec.part.nodes),
             "--node-rank": str(spec.part.rank),
             "--dist-init-addr": spec.part.meeting,
-            "--dist-timeout": str(_DIST_TIMEOUT_S),
-            "--watchdog-timeout": str(_DIST_TIMEOUT_S),
+            "--dist-timeout": str(math.ceil(spec.part.timeout_s)),
         }
     if spec.random_seed is not None:
         defaults["--random-seed"] = str(spec.random_seed)

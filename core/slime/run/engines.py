@@ -25,7 +25,7 @@ from slime.kit.processes import ForkServer
 from slime.kit.processes.pulse import PULSE
 from slime.observe.memory import resident_bytes
 from slime.platform import platform_of
-from slime.run.ray_session import live_nodes
+from slime.run.ray_session import live_nodes, of_several_nodes
 from slime.run.supervise.processes import WatchedProcess
 from slime.run.supervise.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, node_address
@@ -56,8 +56,10 @@ class EngineProcess(EngineServer):
         try:
             self.start()
             self.wait_ready(timeout_s)
-            questions = {"server_at": self.control.health, "scheduler_at": self.control.server_info}
-            for sign, question in list(questions.items())[: 2 if self._answers else 1]:
+            questions: dict[str, Callable[[], object]] = {"server_at": self.control.health}
+            if self._answers:
+                questions["scheduler_at"] = self.control.server_info
+            for sign, question in questions.items():
                 Thread(target=self._ask, args=(sign, question), name=f"slime-{sign}", daemon=True).start()
         except EngineError as error:
             killed = self.pid is not None and (self.poll() or 0) < 0
@@ -157,7 +159,7 @@ class Engines:
             devices: The GPUs of each server, if they are not those that Ray gives it.
             nodes: Nodes of an engine, each of which has a server of it.
         """
-        if len(placement) > 1 and not self._reachable and platform_of(self._config.device).forks_engines:
+        if len(placement) > 1 and not of_several_nodes() and platform_of(self._config.device).forks_engines:
             # One import of SGLang for all engines of this host instead of one each.
             log_path = self._log_dir / "engine-fork-server.log"
             self._fork_server = engine_fork_server(self._spec(0), log_path)
@@ -165,8 +167,8 @@ class Engines:
         self._placement, self._devices, self._nodes = placement, devices, nodes
         self._workers.start(placement, nodes=nodes)
         if nodes > 1:
-            engines = range(len(placement) // nodes)
-            self._meetings = [host_port(*self._workers.free_address(index)) for index in engines]
+            addresses = self._workers.free_addresses(len(placement) // nodes, self._watch)
+            self._meetings = [host_port(*address) for address in addresses]
         timeout_s = self._config.cluster.startup_timeout_s
         servers = [self._arguments(number, self._spec(number)) for number in range(len(placement))]
         self._workers.build(_FACTORY, servers, timeout_s=timeout_s + 5)
@@ -199,7 +201,7 @@ class Engines:
             model_path=str(self._config.checkpoint.hf_checkpoint),
             port=0 if base is None else base + index,
             tp_size=self.tp_size,
-            part=EnginePart(node, self._nodes, self._meetings[index]) if self._nodes > 1 else None,
+            part=self._part(index, node) if self._nodes > 1 else None,
             device=self._config.device,
             threads=engine_threads(self._config),
             log_path=self._log_dir / (f"engine-{index}-node-{node}.log" if node else f"engine-{index}.log"),
@@ -213,6 +215,10 @@ class Engines:
             fork_server=None if self._fork_server is None else self._fork_server.address,
             keys=self.keys,
         )
+
+    def _part(self, index: int, node: int) -> EnginePart:
+        timeout_s = max(self._config.cluster.startup_timeout_s, self._config.sync.weight_sync_timeout_s)
+        return EnginePart(node, self._nodes, self._meetings[index], timeout_s)
 
     def wait_ready(self, watch: Watch) -> None:
         """Wait for all engines and start the router; `watch` is called meanwhile. Returns at once if that is done."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ class Demand:
         return max(self.ranks, engines) if self.shares else self.ranks + engines
 
     def __str__(self) -> str:
-        engines = f"{self.engines} engine{'s'[: self.engines != 1]} x {self.per_engine}"
+        engines = f"{_several(self.engines, 'engine')} x {self.per_engine}"
         return f"{self.ranks} training ranks {'with' if self.shares else '+'} {engines}"
 
     def check(self, nodes: Sequence[int]) -> None:
@@ -106,18 +106,19 @@ class Demand:
                 return spans
         raise ConfigError(
             f"{flag}: no node is so large, and an engine over several takes whole nodes of one size:"
-            f" {self.engines} of them do not fit {sizes(nodes, self.resource)}."
+            f" {_several(self.engines, 'engine')} of {self.per_engine} {'does' if self.engines == 1 else 'do'} not fit"
+            f" {sizes(nodes, self.resource)}."
         )
 
 
 def sizes(nodes: Sequence[int], resource: str) -> str:
     """The nodes of a cluster, for messages: `2 nodes of 8 GPUs, 1 node of 4 GPUs`."""
-
-    def several(count: int, what: str) -> str:
-        return f"{count} {what}{'s'[: count != 1]}"
-
     found = [(nodes.count(size), size) for size in sorted({*nodes} - {0}, reverse=True)]
-    return ", ".join(f"{several(count, 'node')} of {several(size, resource)}" for count, size in found) or "no nodes"
+    return ", ".join(f"{_several(count, 'node')} of {_several(size, resource)}" for count, size in found) or "no nodes"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'s'[: count != 1]}"
 
 
 def place(config: RunConfig, *, ranks: int, num_engines: int, again: bool = False) -> Placement:
@@ -144,39 +145,47 @@ def place(config: RunConfig, *, ranks: int, num_engines: int, again: bool = Fals
         return Placement([{"num_cpus": 0}] * ranks, [{"num_cpus": 0}] * num_engines)
     demand = Demand.of(config, ranks=ranks, num_engines=num_engines)
     timeout_s = config.cluster.startup_timeout_s
-    nodes = _devices(demand, timeout_s if again else 0.0)
     try:
-        demand.check(nodes)
-        spans = demand.nodes_per_engine(nodes)
-    except ConfigError as error:
+        nodes = _devices(demand, timeout_s if again else 0.0)
+        return _shared(demand, timeout_s, nodes) if demand.shares else _apart(demand, timeout_s, nodes)
+    except (ConfigError, DeadlineError) as error:
         if not again:
             raise
         raise ClusterError(
-            f"{error} The devices of a lost node did not come back in {timeout_s:.0f} s (--startup-timeout-s)."
+            f"{error} An earlier attempt at the run had its devices: those of a lost node did not come back in"
+            f" {timeout_s:.0f} s (--startup-timeout-s), or others use them now."
         ) from None
-    if demand.shares:
-        return _shared(demand, timeout_s, nodes)
-    engines, groups = [], []
+
+
+def _apart(demand: Demand, timeout_s: float, nodes: Sequence[int]) -> Placement:
+    """Engines and ranks on devices of their own."""
+    ranks, spans = demand.ranks, demand.nodes_per_engine(nodes)
+    groups: dict[str, PlacementGroup] = {}
+    engines = []
     if spans > 1:
         each = demand.per_engine // spans
-        groups = [
-            placement_group([_bundle(demand, each)] * spans, strategy="STRICT_SPREAD") for _ in range(num_engines)
-        ]
-        engines = [_options(group, demand, node, each) for group in groups for node in range(spans)]
-    own = 0 if spans > 1 else num_engines
+        for index in range(demand.engines):
+            group = placement_group([_bundle(demand, each)] * spans, strategy="STRICT_SPREAD")
+            groups[f"engine {index}"] = group
+            engines += [_options(group, demand, node, each) for node in range(spans)]
+        # Before the ranks ask for theirs: they could get part of the only nodes that are wholly free.
+        _wait(groups, demand, timeout_s)
+    own = 0 if spans > 1 else demand.engines
+    trainer = []
     if ranks + own:
         bundles = [_bundle(demand, 1)] * ranks + [_bundle(demand, demand.per_engine)] * own
-        groups.append(placement_group(bundles, strategy="PACK"))
-    _wait(groups, demand, timeout_s, nodes)
-    trainer = [_options(groups[-1], demand, index, 1) for index in _by_node(groups[-1], ranks)[0]] if ranks else []
-    engines += [_options(groups[-1], demand, ranks + index, demand.per_engine) for index in range(own)]
-    return Placement(trainer, engines, groups, spans)
+        group = placement_group(bundles, strategy="PACK")
+        groups["the ranks and engines" if ranks and own else "the ranks" if ranks else "the engines"] = group
+        _wait(groups, demand, timeout_s)
+        trainer = [_options(group, demand, index, 1) for index in _by_node(group, ranks)[0]]
+        engines += [_options(group, demand, ranks + index, demand.per_engine) for index in range(own)]
+    return Placement(trainer, engines, [*groups.values()], spans)
 
 
 def _shared(demand: Demand, timeout_s: float, nodes: Sequence[int]) -> Placement:
     """Engines on the devices of adjacent ranks, and on CPUs on more of them if the engines need more than the ranks."""
     group = placement_group([_bundle(demand, 1)] * demand.devices, strategy="PACK")
-    _wait([group], demand, timeout_s, nodes)
+    _wait({"the ranks and engines": group}, demand, timeout_s)
     by_node, node_of = _by_node(group, demand.devices)
     parts = engines_on_ranks(node_of, demand.engines, demand.per_engine)
     if parts is None:
@@ -216,20 +225,26 @@ def _by_node(group: PlacementGroup, bundles: int) -> tuple[list[int], list[str]]
     return by_node, [node_of[index] for index in by_node]
 
 
-def _wait(groups: Sequence[PlacementGroup], demand: Demand, timeout_s: float, nodes: Sequence[int]) -> None:
-    """Wait until Ray has reserved all groups; without one of them, none stays reserved."""
-    _, missing = ray.wait([group.ready() for group in groups], num_returns=len(groups), timeout=timeout_s)
+def _wait(groups: Mapping[str, PlacementGroup], demand: Demand, timeout_s: float) -> None:
+    """Wait until Ray has reserved all groups, which have names; without one of them, none stays reserved."""
+    ready = {group.ready(): name for name, group in groups.items()}
+    _, missing = ray.wait([*ready], num_returns=len(ready), timeout=timeout_s)
     if missing:
-        for group in groups:
+        for group in groups.values():
             remove_placement_group(group)
         raise DeadlineError(
-            f"Ray did not provide {demand.devices} {demand.resource}s ({demand}) within {timeout_s:.0f} s. The cluster"
-            f" has {sizes(nodes, demand.resource)}; other jobs may be using them."
+            f"Ray did not provide {demand.devices} {demand.resource}s ({demand}) within {timeout_s:.0f} s: it has none"
+            f" for {', '.join(ready[one] for one in missing)}. The cluster has"
+            f" {sizes(node_devices(demand.resource), demand.resource)}; other jobs may be using them."
         )
 
 
 def _devices(demand: Demand, wait_s: float) -> list[int]:
-    """The devices of each node; waits for at most `wait_s` until there is room for the run."""
+    """The devices of each node; waits for at most `wait_s` until there is room for the run.
+
+    Raises:
+        ConfigError: There was none.
+    """
     deadline = time.monotonic() + wait_s
     while True:
         nodes = node_devices(demand.resource)
@@ -239,7 +254,7 @@ def _devices(demand: Demand, wait_s: float) -> list[int]:
             return nodes
         except ConfigError:
             if time.monotonic() >= deadline:
-                return nodes
+                raise
         time.sleep(_DEVICES_S)
 
 

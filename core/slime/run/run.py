@@ -177,7 +177,7 @@ class Run:
 
     def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:
         alone = self.config.cluster.ray_address is None
-        meeting = new_meeting_file() if alone else self._trainer.free_address()
+        meeting = new_meeting_file() if alone else self._trainer.free_addresses()[0]
         self._trainer.build("slime.run.trainer:build_rank", [(*rank, meeting) for rank in ranks])
 
     def _wait_started(self) -> None:

@@ -88,7 +88,13 @@ class Worker:
             # Ray has read it. An agent's program, or another child, could print its environment into a sample.
             os.environ.pop("RAY_AUTH_TOKEN", None)
         else:
-            os.chdir(folder)  # processes of a cluster start where `ray start` was called
+            try:
+                os.chdir(folder)  # processes of a cluster start where `ray start` was called
+            except OSError as error:
+                raise SlimeError(
+                    f"node {node_address()} cannot enter {folder}, where the command was called ({error.strerror}): it"
+                    " must be on a disk that all nodes share"
+                ) from None
         for name, value in SHORT_SPINS.items():
             os.environ.setdefault(name, value)  # torch reads it when it is loaded, which is later
         redirect_output(log_path)
@@ -323,11 +329,11 @@ class Workers:
             self._enlist(index, log_path, actor.identify.remote())
         return actor
 
-    def free_address(self, index: int = 0) -> tuple[str, int]:
-        """The node of the first process that has this index, and a free port there."""
-        first = self._actors[self._of(index)][0]
-        address: tuple[str, int] = self._starting([first.free_address.remote()]).wait()[0]
-        return address
+    def free_addresses(self, count: int = 1, watch: Watch | None = None) -> list[tuple[str, int]]:
+        """For each of the first indexes, the node of the first process that has it, and a free port there."""
+        firsts = slice(0, count * self._nodes, self._nodes)
+        asked = self._starting([actor.free_address.remote() for actor in self._actors[firsts]])
+        return replace(asked, parts=self._parts[firsts], watch=watch or self._watch).wait()
 
     def devices(self) -> list[str]:
         """The GPU of each process."""

@@ -173,7 +173,9 @@ def memory_note(config: RunConfig, model: Architecture, *, critic: bool, with_en
         cluster = config.cluster
         kept = cluster.colocate and not (cluster.offload_train and cluster.offload_rollout)
         largest = max(one.total for one in stages)
-        need = largest + engine if kept else max(engine, largest)
+        # An engine that keeps its memory holds its share of the device, whatever it has in it.
+        share = float(config.sglang.get("mem_fraction_static", 0.0)) * (have or 0)
+        need = largest + max(engine, share) if kept else max(engine, largest)
         where = "this machine's GPU has"
         advice = (
             "divide the model among more GPUs (--tensor-model-parallel-size, --expert-model-parallel-size,"
@@ -181,7 +183,8 @@ def memory_note(config: RunConfig, model: Architecture, *, critic: bool, with_en
         )
         if kept:
             advice += (
-                ", or drop --no-offload-train and --no-offload-rollout, with which engines and trainer hold theirs"
+                ", lower --sglang-mem-fraction-static, or drop --no-offload-train and --no-offload-rollout, with which"
+                " engines and trainer hold their memory together"
             )
     else:
         have = int(psutil.virtual_memory().total)
@@ -190,7 +193,10 @@ def memory_note(config: RunConfig, model: Architecture, *, critic: bool, with_en
         where, advice = "this machine has", "use a smaller model or fewer ranks and engines"
     if have is None or need <= have:
         return None
-    return f"weights, gradients and optimizer need {gibibytes(need)}, and {where} {gibibytes(have)}: {advice}"
+    of_engines = " beside the engines' share" if config.on_gpu and kept else ""
+    return (
+        f"weights, gradients and optimizer{of_engines} need {gibibytes(need)}, and {where} {gibibytes(have)}: {advice}"
+    )
 
 
 def gpu_bytes() -> int | None:

@@ -178,15 +178,24 @@ def test_sides_of_a_colocated_run_that_keep_their_memory_must_fit_together(
     kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = layouts.architecture(layouts.published("qwen3-8B"))
-    in_turn = config_of("--device cuda --bf16 --colocate")
-    both = rank_memory(in_turn, model)[0].total + engine_memory(in_turn, model)
-    together = config_of(f"--device cuda --bf16 --colocate {kept}")
-    monkeypatch.setattr(predicted_memory, "gpu_bytes", lambda: int(both) - 1)
-    assert memory_note(in_turn, model, critic=False, with_engines=True) is None
-    note = memory_note(together, model, critic=False, with_engines=True)
-    assert note is not None and "or drop --no-offload-train and --no-offload-rollout" in note
-    monkeypatch.setattr(predicted_memory, "gpu_bytes", lambda: int(both) + 1)
-    assert memory_note(together, model, critic=False, with_engines=True) is None
+    trainer = rank_memory(config_of("--device cuda --bf16"), model)[0].total
+
+    def note_of(words: str, device_bytes: float) -> str | None:
+        monkeypatch.setattr(predicted_memory, "gpu_bytes", lambda: int(device_bytes))
+        config = config_of(f"--device cuda --bf16 --colocate {words}")
+        return memory_note(config, model, critic=False, with_engines=True)
+
+    # The engine's weights are larger than a hundredth of the device: they count.
+    both = trainer + engine_memory(config_of("--device cuda --bf16"), model)
+    least, half = f"{kept} --sglang-mem-fraction-static 0.01", f"{kept} --sglang-mem-fraction-static 0.5"
+    assert note_of("", both - 1) is None
+    note = note_of(least, both - 1)
+    assert note is not None and note.startswith("weights, gradients and optimizer beside the engines' share need")
+    assert "lower --sglang-mem-fraction-static, or drop --no-offload-train and --no-offload-rollout" in note
+    assert note_of(least, both + 1) is None
+    # Half of the device is larger than those weights, and leaves the trainer the other half.
+    assert note_of(half, 2 * trainer - 4) is not None
+    assert note_of(half, 2 * trainer + 4) is None
 
 
 def test_the_table_of_the_scripts_is_current() -> None:

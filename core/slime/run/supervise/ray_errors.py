@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from ray.exceptions import (
-    ActorDiedError,
     ActorUnavailableError,
     ActorUnschedulableError,
     NodeDiedError,
@@ -54,6 +53,9 @@ def explain(error: RayError, doing: str, who: str, where: Path) -> SlimeError:
     text = without_escapes(str(error))
     if isinstance(error, OutOfMemoryError):
         return ProcessDiedError(f"{doing}: {_out_of_memory(text, who)}")
+    if isinstance(error, RayActorError) and error.actor_init_failed:  # another attempt would end in the same way
+        last = text.strip().splitlines()[-1].strip()
+        return SlimeError(f"{doing}: {who} failed at its start: {last.removeprefix('slime.errors.SlimeError: ')}")
     if isinstance(error, RayActorError | WorkerCrashedError):
         return ProcessDiedError(
             f"{doing}: {who}{_number(text)} died: {_cause(error, text, where)}. Its log is {where}. {memory_now()}"
@@ -68,8 +70,6 @@ def _number(text: str) -> str:
 
 
 def _cause(error: RayError, text: str, log: Path) -> str:
-    if isinstance(error, ActorDiedError) and "creation task" in text:
-        return f"it failed at its start: {text.strip().splitlines()[-1].strip()}"
     if _NODE_LOST.search(text):
         return "its node ended or cannot be reached"
     cause = cause_of_death(log)

@@ -7,6 +7,7 @@ error about its connection.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime.errors import DeadlineError, SlimeError
@@ -26,10 +27,14 @@ from slime.run.ray_session import RAY_DAEMONS
 from slime.run.supervise.losses import CAUSES, LOSSES, PartKind
 from slime.run.supervise.processes import HostWatch, Trouble, WatchedProcess
 
+logger = logging.getLogger(__name__)
+
 #: seconds between two looks
 LOOK_S = 0.5
 #: seconds that the watch on another machine has to answer when an error is to be explained
 _ANSWER_S = 3.0
+#: seconds without an answer, after the connection to a node was lost, that make it a lost node
+_SILENT_S = 3.0
 #: seconds that the watches on other machines have to find out where their processes are
 _STACKS_S = 15.0
 #: a stopped or dead part explains a hung one
@@ -53,8 +58,10 @@ class RunWatch:
         self._here = HostWatch(hang_s)
         #: Ray's id of another node -> what watches there; its address, and the parts of the run on it
         self._others: dict[str, Any] = {}
-        self._there: dict[str, tuple[str, list[str]]] = {}
+        self._there: dict[str, tuple[str, list[WatchedProcess]]] = {}
         self._asked: dict[str, Any] = {}
+        #: nodes to which the connection was lost, and when
+        self._silent: dict[str, float] = {}
         #: what processes will say of themselves: `Worker.identify`
         self._unknown: list[tuple[str, PartKind, Path, Any]] = []
         self._supervisors: list[Callable[[], None]] = []
@@ -100,6 +107,8 @@ class RunWatch:
         self._here.kill(owner)
         for actor in self._others.values():
             actor.kill.remote(owner)
+        for node, (address, parts) in self._there.items():
+            self._there[node] = address, [part for part in parts if part.owner != owner]
         self._unknown = [entry for entry in self._unknown if not entry[0].startswith(f"{owner}'s ")]
 
     @contextmanager
@@ -157,30 +166,49 @@ class RunWatch:
 
     def _ask_others(self, at_once: bool) -> list[Found]:
         """The answers to the last questions, or with `at_once` to new ones, of the watches on other machines."""
-        found: list[Found] = []
-        for node, actor in self._others.items():
-            asked = self._asked.pop(node, None)
-            if asked is None or at_once:
-                asked = actor.look_and_describe.remote(self._syncing, at_once)
-            ready, _ = ray.wait([asked], timeout=_ANSWER_S if at_once else 0)
-            if not ready:
-                self._asked[node] = asked
-                continue
-            try:
-                found += [(trouble, partial(str, text)) for trouble, text in ray.get(asked)]
-            except RayActorError:
-                found.append(self._lost_node(node))
-            except RayError:
-                continue
+        found = [one for node in [*self._others] for one in self._answer(node, at_once)]
+        while at_once and self._silent and not found:  # the nodes may be lost, which would explain the error
+            time.sleep(LOOK_S)
+            found = [one for node in [*self._silent] for one in self._answer(node, at_once)]
         return found
+
+    def _answer(self, node: str, at_once: bool) -> list[Found]:
+        asked = self._asked.pop(node, None)
+        if asked is None or at_once:
+            asked = self._others[node].look_and_describe.remote(self._syncing, at_once)
+        ready, _ = ray.wait([asked], timeout=_ANSWER_S if at_once else 0)
+        try:
+            if ready:
+                found: list[Found] = [(trouble, partial(str, text)) for trouble, text in ray.get(asked)]
+                self._silent.pop(node, None)
+                return found
+            self._asked[node] = asked
+        except ActorUnavailableError:  # a connection broke; the next question makes another
+            self._silent.setdefault(node, time.monotonic())
+        except RayActorError:
+            if not any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node):
+                return [self._lost_node(node)]
+            self._watch_again(node)
+        except RayError:
+            pass
+        now = time.monotonic()
+        return [self._lost_node(node)] if now - self._silent.get(node, now) > _SILENT_S else []
 
     def _lost_node(self, node: str) -> Found:
         """A node with which the watch on it has ended. Ray itself may take a minute to notice."""
         address, parts = self._there[node]
+        owners = dict.fromkeys(part.owner for part in parts)
         part, what = WatchedProcess(f"node {address}", "ray", 0), "has ended, or cannot be reached"
-        return Trouble(part, "ended", what), partial(
-            str, f"{part.name} {what}. It had {', '.join(dict.fromkeys(parts))}."
-        )
+        return Trouble(part, "ended", what), partial(str, f"{part.name} {what}. It had {', '.join(owners)}.")
+
+    def _watch_again(self, node: str) -> None:
+        """Start the watch on a node that is there, whose own process has ended."""
+        address, parts = self._there[node]
+        logger.warning("the watch on node %s has ended, and is started again", address)
+        self._silent.pop(node, None)
+        self._others[node] = self._start_watch(node)
+        for part in parts:
+            self._others[node].add.remote(part)
 
     def _meet(self) -> None:
         """Begin to watch the workers that have said which process they are."""
@@ -201,13 +229,16 @@ class RunWatch:
             self._here.add(part)
             return
         if node not in self._others:
-            there = NodeAffinitySchedulingStrategy(node, soft=False)
-            actor = ray.remote(RemoteWatch).options(num_cpus=0, scheduling_strategy=there)
-            self._others[node] = actor.remote(self._hang_s, os.getcwd())
+            self._others[node] = self._start_watch(node)
             [address] = [one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node]
             self._there[node] = address, []
         self._others[node].add.remote(part)
-        self._there[node][1].append(part.owner)
+        self._there[node][1].append(part)
+
+    def _start_watch(self, node: str) -> Any:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(RemoteWatch).options(num_cpus=0, scheduling_strategy=there)
+        return actor.remote(self._hang_s, os.getcwd())
 
     def _raise(self, found: Sequence[Found]) -> None:
         if not found:
@@ -224,7 +255,7 @@ class RunWatch:
         """Stop watching."""
         for actor in self._others.values():
             ray.kill(actor)
-        self._others, self._asked, self._unknown = {}, {}, []
+        self._others, self._asked, self._silent, self._unknown = {}, {}, {}, []
         self._here = HostWatch(self._hang_s)
 
 
