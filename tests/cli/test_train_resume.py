@@ -11,6 +11,7 @@ import pytest
 from tests.cli.conftest import Loop, Slime, save_checkpoint
 
 from slime.cli.resume import _difference
+from slime.cli.train import run as run_train
 from slime.config import RunConfig
 from slime.errors import CheckpointError
 from slime.run.folders import LOCK, RunLock
@@ -291,6 +292,9 @@ def test_a_second_process_is_refused(slime: Slime, words: list[str], interrupted
             ended = slime(*command)
             assert ended.code == 2
             assert f"the run in {RUN} is still going on: process {os.getpid()} on" in ended.err
+        # A job that is queued behind it is checked all the same, and no cluster of today is asked.
+        later = [*words[1:], "--run-name", "run", "--resume", "auto", "--ray-address", "127.0.0.1:1", "--dry-run"]
+        assert run_train(later, elsewhere=True) == 0
     assert len(interrupted.configs) == 1
     assert slime("train", "--resume", str(RUN)).code == 0
 

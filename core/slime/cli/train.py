@@ -35,10 +35,17 @@ from slime.run.folders import RunLock, finished_rollouts, real_path, require_no_
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"
+#: how the line begins that is all the output for a run that is finished
+NOTHING_LEFT = "nothing is left to do"
 
 
-def run(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str], *, elsewhere: bool = False) -> int:
     """The command; returns its exit code.
+
+    Args:
+        argv: Its words.
+        elsewhere: With `--dry-run`: whether the run is for another place or a later time, so that neither a run in its
+            folder nor the cluster that there is now matters.
 
     Raises:
         ConfigError: Bad input, before any process starts.
@@ -64,15 +71,15 @@ def run(argv: Sequence[str]) -> int:
     with ExitStack() as held:
         resumes, lock = place is not None and (folder / CONFIG).is_file(), None
         if resumes:
-            lock = held.enter_context(RunLock(folder))
+            lock = None if elsewhere else held.enter_context(RunLock(folder))
             if is_repeated(config, folder):
                 print(
-                    f"nothing is left to do: the run in {folder} has gone on from {config.checkpoint.load}, and is"
+                    f"{NOTHING_LEFT}: the run in {folder} has gone on from {config.checkpoint.load}, and is"
                     f" finished. To do that again, beside it: slime train {folder / CONFIG} --run-name NAME"
                 )
                 return 0
             if is_finished(config, folder):
-                print(f"nothing is left to do: the run in {folder} is finished")
+                print(f"{NOTHING_LEFT}: the run in {folder} is finished")
                 return 0
             if config.checkpoint.load is None:
                 notes.append(f"{folder} has no checkpoint yet: the run starts from the beginning, in the same folder")
@@ -85,7 +92,7 @@ def run(argv: Sequence[str]) -> int:
         if checked.finished is not None:
             notes.append(f"nothing is left to train: {checked.finished.path} is exported to {checked.export_folder}")
         if _DRY_RUN in argv:
-            if checked.config.cluster.ray_address is not None:
+            if checked.config.cluster.ray_address is not None and not elsewhere:
                 from slime.cli.preflight_cluster import cluster_notes  # it imports Ray
 
                 notes += cluster_notes(checked)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slime.cli.arguments import Arguments
-from slime.errors import ConfigError
-from slime_launch.job import Job, LaunchOptions, Submitted, read_job, submitted, write_launch
+from slime.errors import ConfigError, SlimeError
+from slime_launch.job import Job, LaunchOptions, Submitted, read_job, record, remember, submitted, write_launch
 from slime_launch.render import TEMPLATES, render
 from slime_launch.tools import TOOLS, ClusterTool, gres_name, require_nodes
 
@@ -25,9 +25,9 @@ run starts, or goes on where it was (`slime train --resume auto`). FLAGS are
 those of `slime train`.
 
   --dry-run             print the script or manifest; hand nothing over
-  --status              what the tool says of the run's last job
-  --logs                what it has printed
-  --stop                end it; on Slurm it saves a checkpoint first
+  --status              what the tool says of the run's jobs
+  --logs                the end of what they have printed
+  --stop                end them; on Slurm they save a checkpoint first
   --nodes N             [as many as the run's GPUs need]
   --gpus-per-node N     0: the run computes on CPUs
   --cpus-per-node N     [all, with the memory of the node; on Kubernetes no limit]
@@ -38,7 +38,7 @@ those of `slime train`.
 
 Slurm:
   --partition, --account, --time (others: sbatch reads them from SBATCH_...)
-  --singleton           queue behind other jobs of this name
+  --singleton           queue behind the jobs of this run that go on
   --interactive         start the cluster, leave it idle and say how to attach
   --container pyxis|apptainer, --image IMAGE, --mount FROM:TO ...
 Slurm and JobSet:
@@ -46,7 +46,7 @@ Slurm and JobSet:
   --join-timeout-s N    how long to wait for all nodes [600]
 Kubernetes:
   --image IMAGE, --namespace NAME, --volume CLAIM:PATH ..., --memory AMOUNT
-  --gang kueue|volcano|kai=QUEUE   all pods at once, by this scheduler
+  --gang kueue|volcano|kai=QUEUE   all pods at once; JobSet: kueue alone
   --retries N           new tries after failures [3]
 SkyPilot:
   --accelerator NAME    such as H100; --image IMAGE, --volume BUCKET:PATH ...
@@ -80,7 +80,7 @@ _FOR = {
     "accelerator": ("skypilot",),
     "address": ("ray-job",),
 }
-_WITHOUT_CONTROL = (
+_ONE_WORD = (
     "partition",
     "account",
     "time",
@@ -125,7 +125,7 @@ def _arguments() -> Arguments:
         parser.add_argument(f"--{name}", action="store_true")
     for name in ("nodes", "gpus-per-node", "cpus-per-node", "join-timeout-s", "retries"):
         parser.add_argument(f"--{name}", type=int)
-    for name in ("job-name", *(word.replace("_", "-") for word in _WITHOUT_CONTROL), "gang"):
+    for name in ("job-name", *(word.replace("_", "-") for word in _ONE_WORD), "gang"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--template", type=Path)
     parser.add_argument("--container", choices=["pyxis", "apptainer"])
@@ -154,7 +154,7 @@ def _options(stated: Namespace) -> LaunchOptions:
     ):
         if given.get(name, least) < least:
             raise ConfigError(f"--{name.replace('_', '-')} {given[name]}: expected {least} or more")
-    for name in _WITHOUT_CONTROL:
+    for name in _ONE_WORD:
         value = given.get(name, "x")
         if not value or not value.isprintable() or value.split() != [value]:
             raise ConfigError(f"--{name.replace('_', '-')} {value!r}: expected one word")
@@ -169,6 +169,8 @@ def _options(stated: Namespace) -> LaunchOptions:
         raise ConfigError("--mount is for --container")
     if options.gang is not None and not all(_gang(options.gang)):
         raise ConfigError(f"--gang {options.gang!r}: expected SCHEDULER=QUEUE, with kueue, volcano or kai")
+    if options.on == "jobset" and options.gang and not options.gang.startswith("kueue="):
+        raise ConfigError(f"--gang {options.gang}: a JobSet starts all pods at once with kueue alone")
     if options.on == "skypilot" and options.gpus_per_node and options.accelerator is None:
         raise ConfigError("--accelerator is missing: which GPU, such as H100 (`sky show-gpus` lists them)")
     return options
@@ -182,28 +184,27 @@ def _gang(stated: str) -> tuple[bool, bool]:
 def _launch(job: Job, tool: ClusterTool, *, dry: bool) -> int:
     job.secrets()  # a missing one is found before anything is written
     options = job.options
-    if options.on == "slurm" and not options.interactive and not job.in_container:
-        _check(job)
+    # A dry run leaves the tool alone, unless the script depends on it.
+    live = _live(job.run_dir) if options.singleton or not dry else []
+    if live and not (options.singleton and all(one.on == "slurm" for one in live)):
+        queue = "; --singleton queues another behind it" if options.on == "slurm" and not options.singleton else ""
+        raise ConfigError(
+            f"the run {job.run_dir} has a job that has not ended: {live[-1].id} on {live[-1].on}. Wait, or end it with"
+            f" `slime launch {job.run_dir} --stop`{queue}"
+        )
+    if options.on == "slurm" and not options.interactive and not job.in_container and (said := _nothing_left(job)):
+        print(said)
+        return 0
     gres = None
     if options.on == "slurm":
         require_nodes(options.partition, job.nodes)
         gres = gres_name(options.partition, job.gpus_per_node) if job.gpus_per_node else None
-    text = render(job, gres)
+    text = render(job, gres, [one.id for one in live])
     if dry:
         print(text, end="")
         return 0
-    earlier = submitted(job.run_dir)
-    if earlier is not None and not options.singleton and TOOLS[earlier.on].goes_on(TOOLS[earlier.on].state(earlier)):
-        queue = "; --singleton queues another behind it" if options.on == "slurm" else ""
-        raise ConfigError(
-            f"the run {job.run_dir} has a job that has not ended: {earlier.id} on {earlier.on}. Wait, or end it with"
-            f" `slime launch {job.run_dir} --stop`{queue}"
-        )
     script = write_launch(job, TEMPLATES[options.on], text)
-    done = Submitted(
-        options.on, tool.submit(job, script), job.name, str(job.launch), options.namespace, options.address
-    )
-    done.write()
+    done = tool.submit(job, script, lambda made: remember(job.run_dir, [*live, made]))
     print(f"job {done.id} on {done.on}: {script}")
     print(f"to ask about it: slime launch {job.run_dir} --status (or --logs, --stop)")
     if options.interactive:
@@ -213,25 +214,45 @@ def _launch(job: Job, tool: ClusterTool, *, dry: bool) -> int:
     return 0
 
 
-def _check(job: Job) -> None:
-    """The checks of `slime train --dry-run`: what they refuse would be refused after hours in a queue."""
+def _live(run_dir: Path) -> list[Submitted]:
+    """The jobs of a run folder that have not ended. Raises `ConfigError` if that cannot be told."""
+    live = []
+    for job in submitted(run_dir):
+        try:
+            state = TOOLS[job.on].state(job)
+        except SlimeError as error:
+            raise ConfigError(
+                f"{error}\nSo it is not known whether the job {job.id} on {job.on}, of the run {run_dir}, has ended. If"
+                f" it has, remove {record(run_dir)}"
+            ) from error
+        if TOOLS[job.on].is_active(state):
+            live.append(job)
+    return live
+
+
+def _nothing_left(job: Job) -> str:
+    """Make the checks of `slime train --dry-run`: what they refuse would be refused after hours in a queue.
+
+    Returns:
+        What to say if the run is finished, or "".
+    """
     from slime.cli import train
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        train.run([*job.command(str(job.source))[2:], "--ray-address", "auto", "--dry-run"])
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        train.run([*job.command(str(job.source))[2:], "--ray-address", "auto", "--dry-run"], elsewhere=True)
+    return shown.getvalue().strip() if shown.getvalue().startswith(train.NOTHING_LEFT) else ""
 
 
 def _answer(run: Path, asked: str) -> int:
-    """Print what the tool says of the last job of a run folder."""
-    run_dir = run if run.is_dir() else None
-    job = None if run_dir is None else submitted(run_dir)
-    if job is None or run_dir is None:
+    """Print what the tool says of the jobs of a run folder."""
+    jobs = submitted(run) if run.is_dir() else []
+    if not jobs:
         raise ConfigError(f"{run} is not the folder of a run that `slime launch` has launched (outputs/NAME)")
-    tool = TOOLS[job.on]
-    if asked == "logs":
-        print(tool.logs(job))
-    elif asked == "status":
-        print(f"job {job.id} on {job.on}: {tool.state(job)}")
-    else:
-        print(f"job {job.id} on {job.on}: {tool.stop(job)}")
+    # Those that wait for another end before it, or they would begin.
+    for job in reversed(jobs) if asked == "stop" else jobs:
+        tool = TOOLS[job.on]
+        if asked == "logs":
+            print(tool.logs(job))
+        else:
+            print(f"job {job.id} on {job.on}: {tool.state(job) if asked == 'status' else tool.stop(job)}")
     return 0

@@ -8,8 +8,8 @@ import re
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +84,6 @@ class Job:
     gpus_per_node: int
     #: when it was launched: Ray wants another name for each try
     stamp: str
-    #: what reads the environment, for tests to replace
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property
     def run_dir(self) -> Path:
@@ -116,7 +114,12 @@ class Job:
     @property
     def submission(self) -> str:
         """What tells this launch from others of the same name."""
-        return f"{self.name}-{self.stamp}"
+        return f"{self.name}-{self.stamp.replace('_', '-')}"  # Kubernetes' names have no `_`
+
+    @property
+    def run_file(self) -> Path:
+        """The run file as it was when the job was launched, which later changes leave alone."""
+        return self.launch / f"run_{self.stamp}.toml"
 
     @property
     def in_container(self) -> bool:
@@ -144,7 +147,7 @@ class Job:
         for name in self.options.secret:
             if not _VARIABLE(name):
                 raise ConfigError(f"--secret {name!r}: expected the name of an environment variable, without its value")
-            if not (value := self.environment.get(name)):
+            if not (value := os.environ.get(name)):
                 raise ConfigError(f"--secret {name}: this variable is not set here. Set it, or drop the option")
             found[name] = value
         return found
@@ -290,20 +293,34 @@ class Submitted:
     launch: str
     namespace: str | None = None
     address: str | None = None
+    #: which cluster of `kubectl` it is on
+    context: str | None = None
 
-    def write(self) -> None:
-        """Remember it."""
-        _write(Path(self.launch, _RECORD), json.dumps(asdict(self), indent=1) + "\n")
+    @classmethod
+    def of(cls, job: Job, number: str, context: str | None = None) -> Submitted:
+        """A job that has this id."""
+        options = job.options
+        return cls(options.on, number, job.name, str(job.launch), options.namespace, options.address, context)
 
 
-def submitted(run_dir: Path) -> Submitted | None:
-    """The last job of a run folder; None if there was none. Raises `ConfigError` if its file is damaged."""
-    path = run_dir / FOLDER / _RECORD
+def record(run_dir: Path) -> Path:
+    """The file that names the jobs of a run folder."""
+    return run_dir / FOLDER / _RECORD
+
+
+def remember(run_dir: Path, jobs: Sequence[Submitted]) -> None:
+    """Write the jobs of a run folder that may go on: one, or several that wait for each other."""
+    _write(record(run_dir), json.dumps([asdict(job) for job in jobs], indent=1) + "\n")
+
+
+def submitted(run_dir: Path) -> list[Submitted]:
+    """The newest jobs of a run folder, the newest last. Raises `ConfigError` if their file is damaged."""
+    path = record(run_dir)
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
-        return Submitted(**content | {"launch": str(path.parent)})  # it may have been moved
+        return [Submitted(**one | {"launch": str(path.parent)}) for one in content]  # it may have been moved
     except FileNotFoundError:
-        return None
+        return []
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}). If no job of this run goes on, remove the file") from error
 
@@ -312,6 +329,8 @@ def write_launch(job: Job, file: str, text: str) -> Path:
     """Write the script or manifest, and return its path. Raises `ConfigError` if the folder cannot be written to."""
     try:
         job.launch.mkdir(parents=True, exist_ok=True)
+        if job.shares_files:
+            _write(job.run_file, job.source.read_text(encoding="utf-8"))
         _write(job.launch / file, text)
     except OSError as error:
         raise ConfigError(f"{job.launch} cannot be written to: {error.strerror}") from error

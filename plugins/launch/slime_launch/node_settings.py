@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 INFINIBAND = Path("/sys/class/infiniband")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m slime_launch.node_settings --head [HOST:PORT] [--interface NAME]`; returns the exit code."""
+    """`python -m slime_launch.node_settings --head [HOST:PORT] [OPTIONS]`; returns the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--head", default="", help="of Ray; empty on the first node")
+    parser.add_argument("--names", default="", help="of all nodes")
+    parser.add_argument("--port", type=int, default=20000, help="from where on the first node looks for a free one")
     parser.add_argument("--interface")
     stated = parser.parse_args(argv)
     addresses = addresses_by_interface()
     try:
-        address, interface = choose(addresses, stated.interface, stated.head)
+        address, interface = choose(addresses, stated.interface, stated.head, stated.names.split())
+        port = None if stated.head else free_port(address, stated.port)
     except LookupError as error:
         print(f"slime launch: {error.args[0]}", file=sys.stderr)
         return 1
     found = {"SLIME_NODE_ADDRESS": address}
-    found |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
+    if port is not None:
+        found["SLIME_HEAD_PORT"] = str(port)
+    # `=`: this one, and not others whose names begin with it.
+    libraries = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
     if devices := active_infiniband(INFINIBAND):
-        found["NCCL_IB_HCA"] = f"={','.join(devices)}"
+        libraries["NCCL_IB_HCA"] = f"={','.join(devices)}"
+    # What the site or --setup has set is known better there.
+    named = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if stated.interface else ()
+    found |= {name: value for name, value in libraries.items() if name in named or not os.environ.get(name)}
     print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.items()))
     return 0
 
@@ -44,11 +55,13 @@ def addresses_by_interface() -> dict[str, list[str]]:
     }
 
 
-def choose(addresses: Mapping[str, Sequence[str]], interface: str | None, head: str) -> tuple[str, str]:
+def choose(
+    addresses: Mapping[str, Sequence[str]], interface: str | None, head: str, names: Sequence[str]
+) -> tuple[str, str]:
     """The address of this node that others reach, and the interface that has it.
 
-    On the first node it is that of its name, unless the name stands for loopback, as Debian has it; on the others, the
-    one from which the first node is reached.
+    On the first node it is that of its name, unless the name stands for loopback, as Debian has it, and then the one
+    from which another node is reached; on the others, the one from which the first node is reached.
 
     Raises:
         LookupError: There is none.
@@ -58,8 +71,11 @@ def choose(addresses: Mapping[str, Sequence[str]], interface: str | None, head: 
         if not addresses.get(interface):
             raise LookupError(f"--interface {interface} has no IPv4 address here; there are {_listed(addresses)}")
         return addresses[interface][0], interface
-    candidates = [_source_of_route_to(head.rpartition(":")[0])] if head else _addresses_of_name()
-    address = next((one for one in candidates if one in owner), next(iter(owner), None))
+    # This node's own name may be among them, and leads to loopback or to the address of its name.
+    own = () if head else _addresses_of_name()
+    hosts = [head.rpartition(":")[0]] if head else names
+    reached = (_source_of_route_to(host) for host in hosts)
+    address = next((one for one in chain(own, reached) if one in owner), next(iter(owner), None))
     if address is None:
         raise LookupError(f"no network interface but loopback has an IPv4 address here: {_listed(addresses)}")
     return address, owner[address]
@@ -83,6 +99,18 @@ def _addresses_of_name() -> list[str]:
         return [str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
     except OSError:
         return []
+
+
+def free_port(address: str, start: int) -> int:
+    """The first free port from `start` on. Raises `LookupError` if the next thousand are taken."""
+    for port in range(start, start + 1000):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address, port))
+            except OSError:
+                continue
+            return port
+    raise LookupError(f"no port from {start} to {start + 999} is free on {address}")
 
 
 def active_infiniband(root: Path) -> list[str]:

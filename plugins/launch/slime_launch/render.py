@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ _FOLDER = Path(__file__).with_name("templates")
 _SHARED = "has to be in a folder that all nodes share"
 
 
-def render(job: Job, gres: str | None = None) -> str:
+def render(job: Job, gres: str | None = None, after: Sequence[str] = ()) -> str:
     """The script or manifest of a job.
 
     Args:
         job: The job.
         gres: Slurm's name of its GPUs; None if it has none.
+        after: The jobs of Slurm that it waits for.
 
     Raises:
         ConfigError: The template cannot be read or filled in; the message has its file and line.
@@ -42,15 +43,15 @@ def render(job: Job, gres: str | None = None) -> str:
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     environment.filters.update(sh=_sh, shlex=shlex.join, yaml=_yaml)
     try:
-        return environment.get_template(name).render(variables(job, gres))
+        return environment.get_template(name).render(variables(job, gres, after))
     except (OSError, UnicodeDecodeError, jinja2.TemplateError) as error:
         raise ConfigError(_told(error, own or _FOLDER / name)) from error
 
 
-def variables(job: Job, gres: str | None) -> dict[str, Any]:
+def variables(job: Job, gres: str | None, after: Sequence[str] = ()) -> dict[str, Any]:
     """What templates can use."""
     options, kind = job.options, job.options.on
-    run_file = str(job.source) if job.shares_files else f"{MOUNTED}/run.toml"
+    run_file = str(job.run_file) if job.shares_files else f"{MOUNTED}/run.toml"
     file = TEMPLATES[kind] if options.template is None else options.template.name
     command = job.command(run_file)
     here = str(Path.cwd())
@@ -59,6 +60,7 @@ def variables(job: Job, gres: str | None) -> dict[str, Any]:
         "nodes": job.nodes,
         "gpus_per_node": job.gpus_per_node,
         "gres": gres,
+        "after": list(after),
         "train": [*command, "--ray-address", "auto"] if kind == "kuberay" else command,
         "entry": f"cd {shlex.quote(here)} && exec {shlex.join(command)} --ray-address auto",
         "submission": job.submission,
@@ -71,7 +73,6 @@ def variables(job: Job, gres: str | None) -> dict[str, Any]:
         "mounted": MOUNTED,
         "readable": [
             (str(job.launch / file), f"--output-dir {_SHARED}"),
-            (run_file, f"the run file {_SHARED}"),
         ]
         if kind == "slurm"
         else [],
@@ -93,7 +94,6 @@ def variables(job: Job, gres: str | None) -> dict[str, Any]:
                 "time",
                 "partition",
                 "account",
-                "singleton",
                 "interactive",
                 "interface",
                 "join_timeout_s",

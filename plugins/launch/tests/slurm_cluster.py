@@ -96,7 +96,6 @@ def slurm_cluster(count: int, folder: Path) -> Iterator[SlurmCluster]:
         munge = [
             f"--{name}={folder}/munge.{name.split('-')[0]}" for name in ("socket", "key-file", "log-file", "pid-file")
         ]
-        munge = [word.replace("munge.log", "munge.log").replace("munge.pid", "munge.pid") for word in munge]
         # One of Munge's for all nodes: its socket is a file, and files are common to them.
         _daemon(
             made,

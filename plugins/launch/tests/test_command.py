@@ -44,10 +44,13 @@ def test_slurm_gets_the_script_and_is_asked_about_the_job(
     # Two jobs with one run folder would wait for each other, or end each other.
     assert main(["launch", str(own_run_file), *SLURM]) == 2
     assert "has a job that has not ended: 4711 on slurm" in capsys.readouterr().err
+    stand_in("sbatch", {"--parsable": (0, "4712")})
     assert main(["launch", str(own_run_file), *SLURM, "--singleton"]) == 0
-    assert "#SBATCH --dependency=singleton\n" in script.read_text()
+    assert "#SBATCH --dependency=afterany:4711\n" in script.read_text()
+    # Both are known, and the one that waits ends first, or it would begin.
+    assert [one["id"] for one in json.loads((launched(tmp_path) / "job.json").read_text())] == ["4711", "4712"]
     assert main(["launch", folder, "--stop"]) == 0
-    assert scancel.words() == ["--signal=USR1 --batch --name=first 4711"]
+    assert scancel.words() == [f"--signal=USR1 --batch --name=first {number}" for number in (4712, 4711)]
     assert "--jobs=4711 --name=first" in squeue.words()[0]
 
     attempt = launched(tmp_path) / "attempt_4711_10"
@@ -65,7 +68,9 @@ def test_slurm_gets_the_script_and_is_asked_about_the_job(
         ("PENDING Resources", "it was waiting, and was removed from the queue", ["--name=first 4711"]),
         ("COMPLETED None n1", "it has ended already: COMPLETED None n1", []),
         # Its number belongs to a job of another name.
-        ("", "it has ended already: ENDED: Slurm has forgotten it", []),
+        ("", "it has ended already: not there any more", []),
+        ("COMPLETING None n1", "it is ending", []),
+        ("REQUEUE_HOLD None", "it was waiting, and was removed from the queue", ["--name=first 4711"]),
     ],
 )
 def test_a_job_that_does_not_run_is_stopped_as_what_it_is(
@@ -197,18 +202,19 @@ def test_kubernetes_gets_secrets_by_a_pipe_alone(
     assert main(["launch", str(run_file), *KUBERAY, "--secret", "HF_TOKEN", "--namespace", "team"]) == 0
     manifest = launched(tmp_path) / "kuberay.yaml"
     assert kubectl.words() == [
+        "config current-context",
         "--namespace=team get rayjob first --ignore-not-found --output=name",
-        # Left from a job that has ended, which Kubernetes removed alone.
-        "--namespace=team delete --ignore-not-found configmap/first secret/first-secrets",
-        "apply --server-side --filename=-",
-        f"create --filename={manifest}",
+        "--namespace=team create --filename=-",
+        f"--namespace=team create --filename={manifest}",
     ]
     secret = json.loads(kubectl.calls()[2]["stdin"])
     assert secret["kind"] == "Secret" and secret["stringData"] == {"HF_TOKEN": "hf_do_not_tell"}
     label = secret["metadata"].pop("labels")["slime-launch"]
-    assert secret["metadata"] == {"name": "first-secrets", "namespace": "team"}
+    assert secret["metadata"]["namespace"] == "team"
     documents = list(yaml.safe_load_all(manifest.read_text()))
     assert [one["metadata"]["labels"]["slime-launch"] for one in documents] == [label, label]
+    # Names that no other launch has: the Secret of a job that runs is never written over.
+    assert secret["metadata"]["name"] == documents[0]["metadata"]["name"] == label
     assert label.startswith("first-")
     written = "".join(path.read_text() for path in launched(tmp_path).iterdir())
     assert "hf_do_not_tell" not in written + "".join(kubectl.words())
@@ -224,7 +230,7 @@ def test_a_name_that_another_job_of_kubernetes_has_is_refused(
     assert main(["launch", str(run_file), *KUBERAY]) == 2
     error = capsys.readouterr().err
     assert "there is a rayjob first already" in error and "kubectl delete rayjob first" in error
-    assert len(kubectl.calls()) == 1 and not (launched(tmp_path) / "job.json").exists()
+    assert len(kubectl.calls()) == 2 and not (launched(tmp_path) / "job.json").exists()
 
 
 def test_a_job_that_kubernetes_has_removed_is_said_to_be_gone(
@@ -240,11 +246,98 @@ def test_a_job_that_kubernetes_has_removed_is_said_to_be_gone(
     assert main(["launch", str(run_file), *KUBERAY]) == 0
 
 
+def test_what_an_ended_job_of_kubernetes_has_left_makes_room_for_the_next(
+    run_file: Path, tmp_path: Path, stand_in: StandIns
+) -> None:
+    kubectl = stand_in("kubectl", {"config": (0, "ours"), "--context=ours get rayjob --sel": (0, "Complete FAILED")})
+    assert main(["launch", str(run_file), *KUBERAY]) == 0
+    (first,) = json.loads((launched(tmp_path) / "job.json").read_text())
+    assert first["context"] == "ours"
+    assert main(["launch", str(run_file), *KUBERAY]) == 0
+    assert (
+        f"--context=ours delete rayjob,configmap,secret --selector=slime-launch={first['id']} --timeout=100s"
+        in kubectl.words()
+    )
+
+
+@pytest.mark.parametrize("state", ["Running RUNNING", "Suspended", "Retrying", "NAME AGE"])
+def test_a_job_of_kubernetes_that_goes_on_keeps_others_out(
+    run_file: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str], state: str
+) -> None:
+    stand_in("kubectl", {"get rayjob --sel": (0, state)})
+    assert main(["launch", str(run_file), *KUBERAY]) == 0
+    assert main(["launch", str(run_file), *KUBERAY]) == 2
+    assert "has a job that has not ended" in capsys.readouterr().err
+    stand_in("kubectl", {"get rayjob --sel": (0, "ValidationFailed")})
+    assert main(["launch", str(run_file), *KUBERAY]) == 0
+
+
+def test_half_a_job_of_kubernetes_is_removed(run_file: Path, stand_in: StandIns) -> None:
+    kubectl = stand_in("kubectl", {"create --filename=/": (1, "AlreadyExists")})
+    assert main(["launch", str(run_file), *KUBERAY]) == 2
+    assert kubectl.words()[-1].startswith("delete rayjob,configmap,secret --selector=slime-launch=first-")
+
+
+def test_the_log_of_kuberay_is_that_of_the_newest_cluster(
+    run_file: Path, tmp_path: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = {"get rayjob": (0, "first-x7k"), "get pods": (0, "pod/head"), "exec pod/head": (0, "step 3")}
+    # There is no job of the name yet.
+    kubectl = stand_in("kubectl", {"get rayjob first --ignore-not-found": (0, "")} | answers)
+    assert main(["launch", str(run_file), *KUBERAY]) == 0
+    assert main(["launch", str(tmp_path / "outputs" / "first"), "--logs"]) == 0
+    assert "get pods --selector=ray.io/cluster=first-x7k,ray.io/node-type=head --output=name" in kubectl.words()
+    assert "step 3" in capsys.readouterr().out
+
+
+def test_a_gang_that_a_jobset_cannot_have_is_refused(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", str(run_file), "--on", "jobset", *KUBERAY[2:], "--gang", "volcano=lab"]) == 2
+    assert "--gang volcano=lab: a JobSet starts all pods at once with kueue alone" in capsys.readouterr().err
+
+
+def test_a_suspended_job_is_not_killed(
+    own_run_file: Path, tmp_path: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in("sinfo", SINFO)
+    stand_in("sbatch", {"--parsable": (0, "4711")})
+    stand_in("squeue", {"": (0, "SUSPENDED None n1")})
+    scancel = stand_in("scancel", {})
+    assert main(["launch", str(own_run_file), *SLURM]) == 0
+    assert main(["launch", str(tmp_path / "outputs" / "first"), "--stop"]) == 2
+    assert "scontrol resume 4711" in capsys.readouterr().err and scancel.calls() == []
+
+
+def test_a_job_that_cannot_be_asked_about_is_named_with_its_file(
+    own_run_file: Path, tmp_path: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in("sinfo", SINFO)
+    stand_in("sbatch", {"--parsable": (0, "4711")})
+    assert main(["launch", str(own_run_file), *SLURM]) == 0
+    stand_in("squeue", {"": (1, "Unable to contact slurm controller")})
+    assert main(["launch", str(own_run_file), *SLURM]) == 2
+    error = capsys.readouterr().err
+    assert "Unable to contact" in error and f"remove {launched(tmp_path) / 'job.json'}" in error
+    # One that Slurm has forgotten has ended.
+    stand_in("squeue", {"": (1, "slurm_load_jobs error: Invalid job id specified")})
+    assert main(["launch", str(own_run_file), *SLURM]) == 0
+
+
+def test_the_job_trains_from_the_run_file_as_it_was(own_run_file: Path, tmp_path: Path, stand_in: StandIns) -> None:
+    stand_in("sinfo", SINFO)
+    stand_in("sbatch", {"--parsable": (0, "4711")})
+    text = own_run_file.read_text()
+    assert main(["launch", str(own_run_file), *SLURM]) == 0
+    own_run_file.write_text("changed")
+    (copy,) = launched(tmp_path).glob("run_*.toml")
+    assert copy.read_text() == text
+    assert f"slime train {copy} " in (launched(tmp_path) / "slurm.sh").read_text()
+
+
 def test_an_unknown_namespace_is_shown_with_its_line(
     run_file: Path, tmp_path: Path, stand_in: StandIns, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = 'Error from server (NotFound): error when creating "kuberay.yaml": namespaces "tem" not found'
-    stand_in("kubectl", {"create": (1, said)})
+    stand_in("kubectl", {"--namespace=tem create": (1, said)})
     assert main(["launch", str(run_file), *KUBERAY, "--namespace", "tem"]) == 2
     error = capsys.readouterr().err
     assert said in error and f'{launched(tmp_path) / "kuberay.yaml"}, line 6: namespace: "tem"' in error

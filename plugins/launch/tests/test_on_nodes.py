@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_launch.node_settings import active_infiniband, addresses_by_interface, choose, main
+from slime_launch import node_settings
+from slime_launch.node_settings import active_infiniband, addresses_by_interface, choose, free_port, main
 from slime_launch.wait_for_nodes import wait_for
 
 TWO = {"eth0": ["10.1.0.5"], "ib0": ["10.2.0.5"], "eth1": []}
@@ -20,12 +21,12 @@ def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 
 def test_the_first_node_takes_the_address_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, "10.2.0.5")
-    assert choose(TWO, None, "") == ("10.2.0.5", "ib0")
+    assert choose(TWO, None, "", []) == ("10.2.0.5", "ib0")
 
 
 def test_a_name_that_stands_for_loopback_or_another_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, "127.0.1.1", "192.0.2.1")
-    assert choose(TWO, None, "") == ("10.1.0.5", "eth0")
+    assert choose(TWO, None, "", []) == ("10.1.0.5", "eth0")
 
 
 def test_the_others_take_the_address_from_which_they_reach_the_first() -> None:
@@ -33,20 +34,51 @@ def test_the_others_take_the_address_from_which_they_reach_the_first() -> None:
     if not own or not any(own.values()):
         pytest.skip("this machine has no network interface but loopback")
     address, interface = next((found[0], name) for name, found in own.items() if found)
-    assert choose({"other0": ["203.0.113.9"], **own}, None, f"{address}:20000") == (address, interface)
+    assert choose({"other0": ["203.0.113.9"], **own}, None, f"{address}:20000", []) == (address, interface)
 
 
 def test_an_interface_may_be_named() -> None:
-    assert choose(TWO, "ib0", "") == ("10.2.0.5", "ib0")
+    assert choose(TWO, "ib0", "", []) == ("10.2.0.5", "ib0")
     with pytest.raises(LookupError, match=r"--interface eth1 has no IPv4 address here; there are eth0 \(10.1.0.5\)"):
-        choose(TWO, "eth1", "")
+        choose(TWO, "eth1", "", [])
 
 
 def test_a_node_without_a_network_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(LookupError, match="but loopback"):
-        choose({}, None, "")
+        choose({}, None, "", [])
     assert main(["--interface", "none0"]) == 1
     assert "--interface none0 has no IPv4 address here" in capsys.readouterr().err
+
+
+def test_the_first_node_without_a_name_takes_the_address_from_which_it_reaches_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    routes = {"node-0": "127.0.0.1", "node-1": "10.2.0.5"}
+    named(monkeypatch, "127.0.1.1")
+    monkeypatch.setattr(node_settings, "_source_of_route_to", routes.__getitem__)
+    assert choose(TWO, None, "", ["node-0", "node-1"]) == ("10.2.0.5", "ib0")
+
+
+def test_a_port_that_is_taken_is_passed_over() -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        port = one.getsockname()[1]
+        assert port < free_port("127.0.0.1", port) < port + 1000
+
+
+def test_what_the_site_has_set_stays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(node_settings, "addresses_by_interface", lambda: {"lo": ["127.0.0.1"]})
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib")
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "export GLOO_SOCKET_IFNAME=lo\n" in out and "NCCL_SOCKET_IFNAME" not in out
+    assert "export SLIME_HEAD_PORT=" in out
+    # What the command says is meant.
+    assert main(["--interface", "lo", "--head", "127.0.0.1:1"]) == 0
+    out = capsys.readouterr().out
+    assert "export NCCL_SOCKET_IFNAME==lo\n" in out.replace("'", "") and "SLIME_HEAD_PORT" not in out
 
 
 def test_infiniband_devices_that_are_up_are_found(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ CASES: dict[str, tuple[dict[str, Any], str | None]] = {
             "container": "pyxis",
             "image": "registry#slime:1",
             "mount": ["/data:/data", "/home:/home"],
-            "singleton": True,
             "interface": "eth1",
             "setup": ["module load cuda"],
         },
@@ -80,7 +79,8 @@ def rendered(name: str, run_file: Path) -> str:
     options, gres = CASES[name]
     job = read_job(run_file, [], LaunchOptions(**options), STAMP)
     programs = str(Path(sys.executable).parent)
-    return render(job, gres).replace(programs, "/venv/bin").replace(str(run_file.parent), "/home/me")
+    after = ["4711", "4712"] if name == "slurm_pyxis.sh" else []
+    return render(job, gres, after).replace(programs, "/venv/bin").replace(str(run_file.parent), "/home/me")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -126,12 +126,14 @@ def test_the_manifest_of_kuberay_is_as_asked() -> None:
     assert pods[1]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 8
     for pod in pods:
         assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
-        assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "first-secrets"}}]
-        assert pod["containers"][0]["readinessProbe"]["exec"]["command"] == ["ray", "health-check"]
+        assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "first-2026-01-02-030405"}}]
+        # The image has no wget, which KubeRay's own need.
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert pod["containers"][0][probe]["exec"]["command"] == ["ray", "health-check"]
     # 8 GPUs that train and 8 of the engine
     assert cluster["workerGroupSpecs"][0]["replicas"] == 2
     assert job["metadata"]["labels"] == {
-        "slime-launch": f"first-{STAMP}",
+        "slime-launch": "first-2026-01-02-030405",
         "ray.io/scheduler-name": "volcano",
         "volcano.sh/queue-name": "lab",
     }
@@ -152,7 +154,7 @@ def test_a_template_of_ones_own_has_the_same_variables(run_file: Path, tmp_path:
     job = read_job(run_file, [], LaunchOptions(on="slurm", gpus_per_node=8, template=own), STAMP)
     text = render(job)
     assert text.startswith("#SBATCH --nodes=2\nfail() {")
-    assert f"train {run_file} --run-name first --device cuda --resume auto" in text
+    assert f"train /data/outputs/first/launch/run_{STAMP}.toml --run-name first --device cuda --resume auto" in text
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 {% include "node.sh" %}
-attempt={{ launch | sh }}/attempt_${JOBSET}_${RESTART}
+attempt={{ launch | sh }}/attempt_{{ submission }}_${JOBSET}_${RESTART}
 names=$(for ((index = 0; index < {{ nodes }}; index++)); do printf '{{ job_name }}-nodes-0-%d ' "$index"; done)
 rank=$JOB_COMPLETION_INDEX
 name={{ job_name }}-nodes-0-$rank

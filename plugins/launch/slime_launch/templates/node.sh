@@ -12,10 +12,19 @@ node() {
 {%- endfor %}
   cd {{ folder | sh }} || fail "no such folder here"
   ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -H -n)"
+{%- if setup %}
+  # What is written for login shells, such as `module`, is not there yet, and reads variables that are not set.
+  local path=$PATH
+  set +u
+  # shellcheck disable=SC1091 # of the node
+  [ ! -r /etc/profile ] || . /etc/profile || true
+  PATH=$path:$PATH
 {%- for line in setup %}
   {{ line }}
 {%- endfor %}
-  local head='' ray port code=0 places second
+  set -u
+{%- endif %}
+  local head='' ray port code=0 places second late=0
   if [ "$rank" -gt 0 ]; then
     until [ -s "$attempt/head" ]; do
       [ "$SECONDS" -lt {{ join_timeout_s }} ] || fail "the first node did not start Ray within {{ join_timeout_s }} s: its log is in $attempt"
@@ -24,17 +33,21 @@ node() {
     head=$(<"$attempt/head")
   fi
   # The address that the others reach, the interface that has it, and the InfiniBand devices that are up.
-  places=$({{ python }} -m slime_launch.node_settings{{ (" --interface " ~ (interface | sh)) if interface else "" }} --head "$head") || fail "see above"
+  places=$({{ python }} -m slime_launch.node_settings{{ (" --interface " ~ (interface | sh)) if interface else "" }} --head "$head" --names "$names" --port "$((20000 + ${SLURM_JOB_ID:-0} % 10000))") || fail "see above"
   eval "$places"
   RAY_TMPDIR=$(mktemp -d /tmp/slime-ray-XXXXXX)
   export RAY_TMPDIR
+  trap 'rm -rf "$RAY_TMPDIR"' EXIT
   set -- --node-ip-address="$SLIME_NODE_ADDRESS" --node-name="$name" --temp-dir="$RAY_TMPDIR" --disable-usage-stats --block
+{%- if cpus_per_node %}
+  # Others may have jobs on the node: Ray counts its own CPUs alone, and its processes take any free port.
+  set -- "$@" --num-cpus={{ cpus_per_node }} --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0
+{%- endif %}
 {%- if gpus_per_node %}
   set -- "$@" --num-gpus={{ gpus_per_node }}
 {%- endif %}
   if [ "$rank" -eq 0 ]; then
-    # Below the ports that systems hand out, and another one for each job.
-    port=$((20000 + ${SLURM_JOB_ID:-0} % 10000))
+    port=$SLIME_HEAD_PORT
     {{ ray }} start --head --port="$port" --include-dashboard=false "$@" &
     ray=$!
     until (: <"/dev/tcp/$SLIME_NODE_ADDRESS/$port") 2>/dev/null; do
@@ -42,6 +55,9 @@ node() {
       [ "$SECONDS" -lt {{ join_timeout_s }} ] || fail "Ray did not start within {{ join_timeout_s }} s"
       sleep 1
     done
+    # What answers may be another's: then Ray has ended, because the port was taken.
+    sleep 1
+    kill -0 "$ray" 2>/dev/null || fail "Ray did not start: see above"
     head=$SLIME_NODE_ADDRESS:$port
     echo "$head" >"$attempt/head.partial"
     mv "$attempt/head.partial" "$attempt/head"
@@ -52,7 +68,9 @@ node() {
     {{ ray }} start --address="$head" "$@" &
     ray=$!
     until [ -e "$attempt/ended" ]; do
-      kill -0 "$ray" 2>/dev/null || fail "Ray has ended here: see above"
+      # The first node ends Ray everywhere, maybe before its file is seen here.
+      kill -0 "$ray" 2>/dev/null || ((late += 1))
+      [ "$late" -lt 90 ] || fail "Ray has ended here: see above"
       sleep 1
     done
   fi
@@ -63,7 +81,6 @@ node() {
   done
   kill -KILL "$ray" 2>/dev/null || true
   wait "$ray" || true
-  rm -rf "$RAY_TMPDIR"
   return "$code"
 }
 

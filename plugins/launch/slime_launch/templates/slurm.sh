@@ -21,14 +21,14 @@
 {%- if time %}
 #SBATCH --time={{ time }}
 {%- endif %}
-{%- if singleton %}
-#SBATCH --dependency=singleton
+{%- if after %}
+#SBATCH --dependency=afterany:{{ after | join(":") }}
 {%- endif %}
 #SBATCH --requeue
 # To this script alone, in time to save: Ray's processes would end by SIGTERM before the run has saved.
 #SBATCH --signal=B:TERM@{{ signal_s }}
 #SBATCH --chdir={{ folder }}
-#SBATCH --output={{ launch }}/slurm.log
+#SBATCH --output={{ launch }}/slurm-%j.log
 #SBATCH --open-mode=append
 # Nothing else of the environment is kept with the job: keys are in a file that only you can read.
 #SBATCH --export=HOME,PATH,USER,LANG
@@ -52,12 +52,13 @@ export attempt names
 echo "slime launch: job $SLURM_JOB_ID on $names; logs in $attempt"
 
 requeue=no
-# SIGTERM: the time is nearly over, or another job takes the nodes. SIGUSR1: `slime launch --stop`.
+# SIGTERM: the time is nearly over, another job takes the nodes (where Slurm has send_user_signal), or `scancel`.
+# SIGUSR1: `slime launch --stop`.
 trap 'requeue=yes; : >"$attempt/stop"' TERM
 trap ': >"$attempt/stop"' USR1
 # Nodes that have not ended two minutes after another one are ended.
 # shellcheck disable=SC2016 # for the node's shell
-srun --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=120 --output="$attempt/%N.log" \
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=120 --cpu-bind=none --output="$attempt/%N.log" \
 {%- if container == "pyxis" %}
   --container-image={{ image | sh }}{% if mounts %} --container-mounts={{ mounts | join(",") | sh }}{% endif %} \
 {%- elif container == "apptainer" %}
@@ -71,14 +72,16 @@ while kill -0 "$step" 2>/dev/null; do # a signal ended the wait
   code=0
   wait "$step" || code=$?
 done
+saved=no
 if [ -s "$attempt/ended" ]; then
   code=$(<"$attempt/ended")
+  [ "$code" -ne {{ preempted }} ] || saved=yes
 elif [ "$code" -ne 0 ]; then
   tail -n 20 "$attempt"/*.log >&2 || true
 fi
 echo "slime launch: job $SLURM_JOB_ID ended with $code"
-# {{ preempted }}: the run was asked to end, and has saved. It goes on from there.
-if [ "$code" -eq {{ preempted }} ] && [ "$requeue" = yes ]; then
+# {{ preempted }} of the run itself: it was asked to end, and has saved. It goes on from there, unless `scancel` ends the job.
+if [ "$saved" = yes ] && [ "$requeue" = yes ] && [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
   scontrol requeue "$SLURM_JOB_ID"
   sleep 60 # until Slurm has ended this attempt
 fi

@@ -10,7 +10,7 @@
 # To this script alone, in time to save: Ray's processes would end by SIGTERM before the run has saved.
 #SBATCH --signal=B:TERM@330
 #SBATCH --chdir=/home/me
-#SBATCH --output=/data/outputs/first/launch/slurm.log
+#SBATCH --output=/data/outputs/first/launch/slurm-%j.log
 #SBATCH --open-mode=append
 # Nothing else of the environment is kept with the job: keys are in a file that only you can read.
 #SBATCH --export=HOME,PATH,USER,LANG
@@ -26,10 +26,9 @@ fail() {
 node() {
   set -euo pipefail
   [ -r /data/outputs/first/launch/slurm.sh ] || fail '/data/outputs/first/launch/slurm.sh cannot be read here: --output-dir has to be in a folder that all nodes share'
-  [ -r /home/me/run.toml ] || fail '/home/me/run.toml cannot be read here: the run file has to be in a folder that all nodes share'
   cd /home/me || fail "no such folder here"
   ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -H -n)"
-  local head='' ray port code=0 places second
+  local head='' ray port code=0 places second late=0
   if [ "$rank" -gt 0 ]; then
     until [ -s "$attempt/head" ]; do
       [ "$SECONDS" -lt 600 ] || fail "the first node did not start Ray within 600 s: its log is in $attempt"
@@ -38,15 +37,15 @@ node() {
     head=$(<"$attempt/head")
   fi
   # The address that the others reach, the interface that has it, and the InfiniBand devices that are up.
-  places=$(python -m slime_launch.node_settings --head "$head") || fail "see above"
+  places=$(python -m slime_launch.node_settings --head "$head" --names "$names" --port "$((20000 + ${SLURM_JOB_ID:-0} % 10000))") || fail "see above"
   eval "$places"
   RAY_TMPDIR=$(mktemp -d /tmp/slime-ray-XXXXXX)
   export RAY_TMPDIR
+  trap 'rm -rf "$RAY_TMPDIR"' EXIT
   set -- --node-ip-address="$SLIME_NODE_ADDRESS" --node-name="$name" --temp-dir="$RAY_TMPDIR" --disable-usage-stats --block
   set -- "$@" --num-gpus=8
   if [ "$rank" -eq 0 ]; then
-    # Below the ports that systems hand out, and another one for each job.
-    port=$((20000 + ${SLURM_JOB_ID:-0} % 10000))
+    port=$SLIME_HEAD_PORT
     ray start --head --port="$port" --include-dashboard=false "$@" &
     ray=$!
     until (: <"/dev/tcp/$SLIME_NODE_ADDRESS/$port") 2>/dev/null; do
@@ -54,6 +53,9 @@ node() {
       [ "$SECONDS" -lt 600 ] || fail "Ray did not start within 600 s"
       sleep 1
     done
+    # What answers may be another's: then Ray has ended, because the port was taken.
+    sleep 1
+    kill -0 "$ray" 2>/dev/null || fail "Ray did not start: see above"
     head=$SLIME_NODE_ADDRESS:$port
     echo "$head" >"$attempt/head.partial"
     mv "$attempt/head.partial" "$attempt/head"
@@ -64,7 +66,9 @@ node() {
     ray start --address="$head" "$@" &
     ray=$!
     until [ -e "$attempt/ended" ]; do
-      kill -0 "$ray" 2>/dev/null || fail "Ray has ended here: see above"
+      # The first node ends Ray everywhere, maybe before its file is seen here.
+      kill -0 "$ray" 2>/dev/null || ((late += 1))
+      [ "$late" -lt 90 ] || fail "Ray has ended here: see above"
       sleep 1
     done
   fi
@@ -75,7 +79,6 @@ node() {
   done
   kill -KILL "$ray" 2>/dev/null || true
   wait "$ray" || true
-  rm -rf "$RAY_TMPDIR"
   return "$code"
 }
 
@@ -84,7 +87,7 @@ lead() {
   local head=$1 run code=0
   # shellcheck disable=SC2086 # one word each
   python -m slime_launch.wait_for_nodes "$head" --timeout-s 600 --stop "$attempt/stop" $names || return $?
-  slime train /home/me/run.toml --run-name first --device cuda --resume auto --ray-address "$head" >>"$attempt/train.log" 2>&1 &
+  slime train /data/outputs/first/launch/run_2026-01-02_030405.toml --run-name first --device cuda --resume auto --ray-address "$head" >>"$attempt/train.log" 2>&1 &
   run=$!
   while kill -0 "$run" 2>/dev/null; do
     if [ -e "$attempt/stop" ]; then
@@ -100,7 +103,6 @@ lead() {
 
 name=$SLURMD_NODENAME
 [ -r /data/outputs/first/launch/slurm.sh ] || fail '/data/outputs/first/launch/slurm.sh cannot be read here: --output-dir has to be in a folder that all nodes share'
-[ -r /home/me/run.toml ] || fail '/home/me/run.toml cannot be read here: the run file has to be in a folder that all nodes share'
 set -a
 # shellcheck disable=SC1091 # made beside this script
 . /data/outputs/first/launch/secrets.env
@@ -112,12 +114,13 @@ export attempt names
 echo "slime launch: job $SLURM_JOB_ID on $names; logs in $attempt"
 
 requeue=no
-# SIGTERM: the time is nearly over, or another job takes the nodes. SIGUSR1: `slime launch --stop`.
+# SIGTERM: the time is nearly over, another job takes the nodes (where Slurm has send_user_signal), or `scancel`.
+# SIGUSR1: `slime launch --stop`.
 trap 'requeue=yes; : >"$attempt/stop"' TERM
 trap ': >"$attempt/stop"' USR1
 # Nodes that have not ended two minutes after another one are ended.
 # shellcheck disable=SC2016 # for the node's shell
-srun --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=120 --output="$attempt/%N.log" \
+srun --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=120 --cpu-bind=none --output="$attempt/%N.log" \
   apptainer exec --nv --bind /data:/data 'it'"'"'s.sif' \
   bash -c "$(declare -f fail node lead)"'; rank=$SLURM_PROCID name=$SLURMD_NODENAME; node' &
 step=$!
@@ -127,14 +130,16 @@ while kill -0 "$step" 2>/dev/null; do # a signal ended the wait
   code=0
   wait "$step" || code=$?
 done
+saved=no
 if [ -s "$attempt/ended" ]; then
   code=$(<"$attempt/ended")
+  [ "$code" -ne 143 ] || saved=yes
 elif [ "$code" -ne 0 ]; then
   tail -n 20 "$attempt"/*.log >&2 || true
 fi
 echo "slime launch: job $SLURM_JOB_ID ended with $code"
-# 143: the run was asked to end, and has saved. It goes on from there.
-if [ "$code" -eq 143 ] && [ "$requeue" = yes ]; then
+# 143 of the run itself: it was asked to end, and has saved. It goes on from there, unless `scancel` ends the job.
+if [ "$saved" = yes ] && [ "$requeue" = yes ] && [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
   scontrol requeue "$SLURM_JOB_ID"
   sleep 60 # until Slurm has ended this attempt
 fi

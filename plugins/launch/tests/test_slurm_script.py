@@ -1,0 +1,66 @@
+"""The script of Slurm, with stand-ins of its commands: when a job goes back into the queue."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from slime_launch.job import LaunchOptions, read_job, write_launch, write_secrets
+from slime_launch.render import render
+
+#: in place of the run: saves when it is asked to, or is killed before
+_SRUN = """#!/bin/bash
+for ((second = 0; second < 600; second++)); do
+  [ ! -e "$attempt/stop" ] || break
+  /bin/sleep 0.1
+done
+{ends}
+exit 143
+"""
+
+
+@pytest.mark.parametrize(
+    ("saves", "state", "requeues"),
+    [
+        pytest.param(True, "RUNNING", True, id="the time is nearly over"),
+        pytest.param(True, "COMPLETING", False, id="scancel"),
+        pytest.param(False, "RUNNING", False, id="killed before it has saved"),
+    ],
+)
+def test_only_a_run_that_has_saved_and_was_not_cancelled_is_requeued(
+    own_run_file: Path, tmp_path: Path, saves: bool, state: str, requeues: bool
+) -> None:
+    job = read_job(own_run_file, [], LaunchOptions(on="slurm", gpus_per_node=8), "2026-01-02_030405")
+    script = write_launch(job, "slurm.sh", render(job))
+    write_secrets(job)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in {
+        "srun": _SRUN.format(ends='echo 143 >"$attempt/ended"' if saves else ":"),
+        "squeue": f"#!/bin/bash\necho {state}\n",
+        "scontrol": f'#!/bin/bash\necho "$@" >>{tmp_path}/scontrol\necho n1\n',
+        "sleep": "#!/bin/bash\n",
+    }.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+    with subprocess.Popen(
+        ["bash", str(script)],
+        env={**os.environ, **slurm, "PATH": f"{programs}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as running:
+        deadline = time.monotonic() + 60
+        assert running.stdout is not None
+        said = running.stdout.readline()
+        assert "job 7 on n1" in said and time.monotonic() < deadline
+        time.sleep(0.5)  # until the script waits
+        running.terminate()
+        assert running.wait(60) == 143, said + running.stdout.read()
+    asked = (tmp_path / "scontrol").read_text().splitlines()
+    assert ("requeue 7" in asked) == requeues
