@@ -287,7 +287,7 @@ def browse(address: str, repeat: int, found: str) -> None:
             page.locator(".chips .right", has_text=found).wait_for()
             page.fill("#filter", "unique")
             page.press("#filter", "Enter")
-            page.locator(".chips .right", has_text=re.compile(r"^\s*1 samples")).wait_for()
+            page.locator(".chips .right", has_text=re.compile(r"^\s*1 sample\b")).wait_for()
 
         for what, action, share in (("page: address to curves", open_page, 1), ("page: filter to table", search, 2)):
             median, slowest = timed(action, repeat)

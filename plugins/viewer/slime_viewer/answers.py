@@ -10,7 +10,14 @@ from typing import Any
 from slime.errors import DataError
 from slime_viewer import queries
 from slime_viewer.alerts import Alert, Counts, alerts
-from slime_viewer.differences import config_differences, flat, metric_ends, plugin_differences, prompts_compared
+from slime_viewer.differences import (
+    config_differences,
+    flat,
+    identical_until,
+    metric_ends,
+    plugin_differences,
+    prompts_compared,
+)
 from slime_viewer.filters import read_filter
 from slime_viewer.index import IndexState, RunIndex
 from slime_viewer.lines import dumped
@@ -225,6 +232,7 @@ def compare_answer(first: RunIndex, second: RunIndex, kind: str) -> dict[str, An
     return {
         "config": [asdict(difference) for difference in config_differences(one, other)],
         "plugins": [asdict(difference) for difference in plugin_differences(one, other)],
-        "ends": [asdict(ends) for ends in metric_ends(one.metrics, other.metrics)],
+        "ends": [{**asdict(ends), "clear": ends.clear} for ends in metric_ends(one.metrics, other.metrics)],
+        "identical": identical_until(one.metrics, other.metrics),
         "prompts": prompts,
     }

@@ -9,7 +9,15 @@ from typing import Any
 from slime.cli.arguments import Arguments
 from slime.cli.text_layout import table
 from slime.observe.terminal import printable
-from slime_viewer.differences import WINDOW, Difference, config_differences, metric_ends, plugin_differences
+from slime_viewer.differences import (
+    WINDOW,
+    Difference,
+    Ends,
+    config_differences,
+    identical_until,
+    metric_ends,
+    plugin_differences,
+)
 from slime_viewer.panels import panels
 from slime_viewer.run_files import RunFolder
 
@@ -18,7 +26,7 @@ usage: slime compare RUN RUN [--all]
 
 Print what differs between two run folders: configuration, plugins, and metrics
 as the means of the last {WINDOW} steps that both have (of evaluations, the last
-one).
+one), differences beyond their 95 % interval first. Says if both are identical.
 
   --all    every metric, instead of those that `slime show` has
   --help   this text
@@ -44,6 +52,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _compared(first: RunFolder, second: RunFolder, *, every: bool) -> Iterator[str]:
     header = ["", first.name, second.name]
+    if (until := identical_until(first.metrics, second.metrics)) is not None:
+        yield f"identical: every reward, loss and evaluation is the same up to step {until}"
     for title, found in (
         ("configuration", config_differences(first, second)),
         ("plugins", plugin_differences(first, second)),
@@ -58,16 +68,25 @@ def _compared(first: RunFolder, second: RunFolder, *, every: bool) -> Iterator[s
     yield "metrics:" if ends else "metrics: none that both have"
     if ends:
         rows = [
-            [one.name, f"{one.first:.4g}", f"{one.second:.4g}", f"{one.second - one.first:+.3g}", str(one.step)]
+            [
+                *(one.name, f"{one.first:.4g}", f"{one.second:.4g}", f"{one.second - one.first:+.3g}"),
+                *(_interval(one), str(one.step)),
+            ]
             for one in ends
         ]
-        yield table([*header, "difference", "until step"], rows, indent="  ")
+        yield table([*header, "difference", "95 %", "until step"], rows, indent="  ")
+        if any(one.clear for one in ends):
+            yield "  !: the difference is larger than its 95 % interval"
     for folder in (first, second):
         yield from (f"left out of {folder.path}: {problem}" for problem in folder.problems())
 
 
 def _rows(found: Sequence[Difference]) -> Iterator[list[str]]:
     return ([one.name, _value(one.first), _value(one.second)] for one in found)
+
+
+def _interval(ends: Ends) -> str:
+    return "·" if ends.margin is None else f"±{ends.margin:.2g}{' !' if ends.clear else ''}"
 
 
 def _value(value: Any) -> str:

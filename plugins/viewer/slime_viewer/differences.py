@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from slime_viewer.index import RunIndex
@@ -13,6 +14,10 @@ from slime_viewer.run_files import Metrics, RunFolder
 
 #: steps at the end of both runs that are averaged
 WINDOW = 10
+#: Student's t of a 95 % interval, for the mean of 3 to `WINDOW` differences: with two it would be 12.7
+_T = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+#: what two runs learned, by the beginnings of metrics. Others, such as hits of a cache, depend on who came first
+_LEARNED = ("rollout/reward", "rollout/response_length", "train/loss", "train/grad_norm")
 #: names of a run, which always differ
 _NAMES = frozenset({"run.run_name", "run.output_dir"})
 #: entries of plugins.json that say where a package lies, not what it is
@@ -37,6 +42,13 @@ class Ends:
     step: int
     first: float
     second: float
+    #: half of the 95 % interval of their difference, if it is known
+    margin: float | None = None
+
+    @property
+    def clear(self) -> bool:
+        """Whether the difference is larger than its interval."""
+        return self.margin is not None and abs(self.second - self.first) > self.margin
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -77,17 +89,54 @@ def plugin_differences(first: RunFolder, second: RunFolder) -> list[Difference]:
 
 
 def metric_ends(first: Metrics, second: Metrics, window: int = WINDOW) -> list[Ends]:
-    """The metrics of both runs, as means of the last steps that both have; evaluations and loose ones as they are."""
+    """The metrics of both runs, as means of the last steps that both have; of evaluations, the last one that both have.
+
+    Differences that are larger than their 95 % interval come first. The interval is that of the mean difference of the
+    steps; of an evaluation, it follows from the intervals of both.
+    """
     known = set(second.names)
     ends = []
     for name in [name for name in first.names if name in known]:
         one, other = (dict(zip(*metrics.series(name), strict=True)) for metrics in (first, second))
-        shared = sorted(one.keys() & other.keys())[-(1 if name.startswith("eval/") else window) :]
+        held_out = name.startswith("eval/")
+        shared = sorted(one.keys() & other.keys())[-(1 if held_out else window) :]
         if shared:
-            ends.append(
-                Ends(name, shared[-1], fmean(one[step] for step in shared), fmean(other[step] for step in shared))
-            )
-    return ends
+            halves = [_half(metrics, name, shared[-1]) for metrics in (first, second)]
+            of_steps = None if held_out else _margin([other[step] - one[step] for step in shared])
+            margin = of_steps if None in halves else math.hypot(*(half or 0.0 for half in halves))
+            first_mean, second_mean = (fmean(values[step] for step in shared) for values in (one, other))
+            ends.append(Ends(name, shared[-1], first_mean, second_mean, margin))
+    return sorted(ends, key=lambda one: not one.clear)
+
+
+def _half(metrics: Metrics, name: str, step: int) -> float | None:
+    """Half of the 95 % interval that an evaluation states."""
+    row = metrics.rows[step]
+    low, high = row.get(f"{name}/low"), row.get(f"{name}/high")
+    return None if low is None or high is None else (high - low) / 2
+
+
+def _margin(changes: Sequence[float]) -> float | None:
+    return _T[len(changes) - 3] * stdev(changes) / math.sqrt(len(changes)) if 3 <= len(changes) <= WINDOW else None
+
+
+def identical_until(first: Metrics, second: Metrics) -> int | None:
+    """The last step of the shorter run, if both have learned the same at every step until then; else None.
+
+    Rewards, lengths of answers, losses, gradients and evaluations are compared, and no times.
+    """
+    steps = first.trained, second.trained
+    shared = min(map(len, steps))
+    if not shared or steps[0][:shared] != steps[1][:shared]:
+        return None
+    learned = [
+        name
+        for name in first.names
+        if name in second.names and (name.startswith(_LEARNED) or (name.startswith("eval/") and name.count("/") == 1))
+    ]
+    rows = ([metrics.rows[step] for step in steps[0][:shared]] for metrics in (first, second))
+    same = all(one.get(name) == other.get(name) for one, other in zip(*rows, strict=True) for name in learned)
+    return steps[0][shared - 1] if same and learned else None
 
 
 def prompts_compared(first: RunIndex, second: RunIndex, kind: str, most: int) -> list[dict[str, Any]]:

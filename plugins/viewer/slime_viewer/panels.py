@@ -25,7 +25,7 @@ class Lane:
 
     title: str
     metric: str
-    #: "work", or "wait" for somebody else
+    #: "work", or "wait" for another part of the run
     kind: str
 
 

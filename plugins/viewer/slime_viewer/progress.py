@@ -34,13 +34,14 @@ class RunProgress:
     """How a run goes."""
 
     #: "finished"; "running"; "silent": it should be running and writes nothing; "ended" early: "interrupted", "failed",
-    #: or "killed" without a word; "elsewhere": on another host, and it writes; "unknown"
+    #: or "killed", if its log does not say why; "elsewhere": on another host, and it writes; "unknown"
     state: str
     #: steps that were trained, and how many there will be, if that is known
     done: int
     total: int | None
-    #: when it wrote something the last time, and seconds of a step
+    #: when it wrote something the last time, how many seconds ago that was, and seconds of a step
     last_write: float | None
+    quiet_s: float | None
     step_s: float | None
     #: why it ended, or what is known of that
     cause: str = ""
@@ -82,7 +83,8 @@ def progress(folder: RunFolder, outcome: str | None = None, now: float | None = 
     last = _last_write(folder.path)
     seconds = folder.metrics.series("time/step")[1][-_RECENT:]
     step_s = median(seconds) if seconds else None
-    quiet = (time.time() if now is None else now) - (last or 0.0) > max(SILENT_S, SILENT_STEPS * (step_s or 0.0))
+    quiet_s = None if last is None else max(0.0, (time.time() if now is None else now) - last)
+    quiet = quiet_s is None or quiet_s > max(SILENT_S, SILENT_STEPS * (step_s or 0.0))
     cause = ""
     if outcome is not None:
         state = outcome
@@ -101,13 +103,15 @@ def progress(folder: RunFolder, outcome: str | None = None, now: float | None = 
     if state in ("ended", "interrupted", "failed"):
         told, why = _end_told(folder.path / LOG)
         state = (told or "killed") if state == "ended" else state
-        cause = why if state != "killed" else "without a word in its log: killed, out of memory, or a lost machine"
+        cause = (
+            why if state != "killed" else "and its log does not say why: killed, out of memory, or the machine was lost"
+        )
     known = total if isinstance(total, int) and not isinstance(total, bool) else None
     saves = _table(config, "checkpoint").get("save")
     root = Path(saves) if isinstance(saves, str) else folder.path / "checkpoints"
     saved = _checkpoints(root)
     resume, note = ("", "") if state == "finished" else _resume(folder, root, saved)
-    return RunProgress(state, done, known, last, step_s, cause, resume, note, saved)
+    return RunProgress(state, done, known, last, quiet_s, step_s, cause, resume, note, saved)
 
 
 def _lock(path: Path) -> dict[str, Any]:
@@ -179,5 +183,8 @@ def _resume(folder: RunFolder, root: Path, saved: Sequence[int]) -> tuple[str, s
         command = shlex.join(["slime", "train", "--resume", str(folder.path)])
         return command, f"It goes on after {saved[-1]} rollouts, from the newest checkpoint in {root}."
     if (folder.path / CONFIG).is_file():
-        return folder.command(), "It has saved no checkpoint: this begins it anew (--save-interval N saves every N)."
+        return (
+            folder.command(),
+            "There is no checkpoint, so this starts over (--save-interval N saves one every N rollouts).",
+        )
     return "", ""

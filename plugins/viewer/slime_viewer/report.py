@@ -165,5 +165,8 @@ def _thinned(series: dict[str, Any]) -> dict[str, Any]:
     kept = sorted({*range(0, len(steps), every), *evaluated[::every_evaluation]})
     return {
         "steps": [steps[number] for number in kept],
-        "values": {name: [column[number] for number in kept] for name, column in values.items()},
+        **{
+            part: {name: [column[number] for number in kept] for name, column in series[part].items()}
+            for part in ("values", "axes")
+        },
     }

@@ -175,6 +175,8 @@ class RunFolder:
         self.metrics = Metrics(path / METRICS)
         #: what the names in `rollouts/` mean: there may be ten thousand, and they are looked at every second
         self._sample_files: dict[str, SampleFile | None] = {}
+        #: the configuration that was read, and of which file: it is asked for every second, and rarely changes
+        self._config_read: tuple[tuple[int, int, int], dict[str, Any]] | None = None
 
     # --- what the run was told to do ---------------------------------------------------------------
 
@@ -184,7 +186,11 @@ class RunFolder:
 
     def _config(self) -> tuple[dict[str, Any], str | None]:
         try:
-            return readable(tomllib.loads(self._text(self.path / CONFIG))), None
+            stat = (self.path / CONFIG).stat()
+            file = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if self._config_read is None or self._config_read[0] != file:
+                self._config_read = file, readable(tomllib.loads(self._text(self.path / CONFIG)))
+            return self._config_read[1], None
         except OSError as error:
             return {}, f"{CONFIG} cannot be read: {error.strerror}"
         except (ValueError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,6 +78,7 @@ class RunList:
             "held": held[-1] if held else None,
             "reward": rewards[-1] if rewards else None,
             "when": changed,
+            "ago_s": max(0.0, time.time() - changed) if changed else None,
         }
 
 

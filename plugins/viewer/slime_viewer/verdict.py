@@ -12,7 +12,7 @@ from typing import Any
 
 from slime_viewer.alerts import CHECKS, MIN_STEPS, Alert
 from slime_viewer.progress import RunProgress
-from slime_viewer.run_files import METRICS, Metrics, RunFolder
+from slime_viewer.run_files import LOCK, METRICS, Metrics, RunFolder
 
 HEALTHY, LOOK, UNKNOWN, UNFINISHED = "healthy", "look", "unknown", "unfinished"
 #: from which share of lost rows on nothing is said of the rest
@@ -85,7 +85,7 @@ def _doubts(folder: RunFolder, gone: RunProgress) -> list[str]:
         found.append(f"{METRICS} is missing, so nothing is known of its steps.")
     rows = metrics.read + metrics.broken
     if metrics.broken > LOST * rows:
-        found.append(f"{metrics.broken} of {rows} rows of {METRICS} are damaged: what they said is unknown.")
+        found.append(f"{metrics.broken} of {rows} rows of {METRICS} are damaged, so what happened in them is unknown.")
     trained = metrics.trained
     if trained and (gaps := trained[-1] - trained[0] + 1 - len(trained)) > LOST * (trained[-1] - trained[0] + 1):
         found.append(f"{gaps} of {trained[-1] - trained[0] + 1} steps up to step {trained[-1]} are not in {METRICS}.")
@@ -98,9 +98,13 @@ def _doubts(folder: RunFolder, gone: RunProgress) -> list[str]:
     if len(values) < MIN_STEPS:
         few = f"{len(values)} step{'' if len(values) == 1 else 's'} with {_word(name)}; {MIN_STEPS} are needed."
         so_far = f" So far it is {values[0]:.3g} in each." if len(set(values)) == 1 else ""
-        return [f"Too few steps: {few}{so_far}" if values else f"No step has {_word(name)}, which would be judged."]
+        return [f"Too few steps: {few}{so_far}" if values else f"No step has {_word(name)}, which the verdict needs."]
     if gone.total is not None and gone.state == "finished" and len(trained) < (1 - LOST) * gone.total:
-        return [f"It says that it is finished, and {METRICS} has {gone.steps}."]
+        return [f"{LOCK} says that the run is finished, but {METRICS} has only {gone.steps}."]
+    if gone.state == "unknown" and (gone.total is None or len(trained) < gone.total):
+        return [
+            f"{LOCK} is missing or damaged, so it is not known whether the run goes on or has ended ({gone.steps})."
+        ]
     return []
 
 

@@ -27,10 +27,12 @@ usage: slime view [RUN ...] [--port PORT] [--panel NAME ...]
 
 Show run folders in the browser, while the runs go on or after them: curves,
 what went wrong, samples by filter and text, groups, conversations, one prompt
-through the run, two runs compared. RUN may be a folder of runs, which are
-listed while they come and go; without RUN it is outputs/. The page is served on this machine alone
-(127.0.0.1), to whoever has the address that is printed; nothing can be
-changed with it. On a server, forward the port: ssh -L PORT:127.0.0.1:PORT HOST
+through the run, two runs compared. RUN may be a folder of runs: they are
+listed, and new ones appear by themselves. Without RUN it is outputs/.
+
+The page is served on this machine alone (127.0.0.1), to whoever has the
+address that is printed; nothing can be changed with it. On a server, forward
+the port: ssh -L PORT:127.0.0.1:PORT HOST
 
   --demo [DIR]     make a small run and show it while it goes on: a model of
                    300,000 parameters learns to add, in about a minute on two

@@ -114,11 +114,27 @@ def test_an_alert_leads_to_its_samples(page: Any, show: Open) -> None:
     expect(page.locator(".samples tbody tr")).to_have_count(4)
 
 
+def test_a_phone_has_the_texts_of_samples_in_its_width(page: Any, show: Open) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    show("samples/0")
+    expect(page.locator(".samples tbody tr", has_text="what is").first).to_be_visible()
+    for name in ("step", "reward", "prompt", "answer"):
+        box = page.get_by_role("columnheader", name=name).bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 390, name
+    expect(page.get_by_role("columnheader", name="status")).to_have_count(0)
+
+
 def test_everything_can_be_done_by_keys_and_is_in_the_address(page: Any, show: Open) -> None:
     show()
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog")).to_contain_text("samples")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("samples")
+    expect(dialog.get_by_role("button", name="Close")).to_be_focused()
+    page.keyboard.press("2")  # it keeps the keys, and the focus, to itself
+    page.keyboard.press("Tab")
+    assert page.evaluate("!document.activeElement.closest('main, nav')") and "samples" not in page.url
     page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
     page.keyboard.press("2")
     expect(page.locator(".samples tbody tr")).to_have_count(50)
     page.keyboard.press("/")

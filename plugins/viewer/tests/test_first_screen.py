@@ -125,6 +125,7 @@ def test_the_chosen_row_of_a_live_table_stays_the_sample_that_enter_opens(page: 
     page.wait_for_selector(".samples tbody tr")
     page.keyboard.press("j")
     page.keyboard.press("j")
+    expect(page.locator(".samples tbody tr").nth(2)).to_have_class("at")
     chosen = page.locator("tr.at")
     before = chosen.inner_text()
     live.goes_on(page)

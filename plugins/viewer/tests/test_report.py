@@ -97,8 +97,9 @@ def test_a_report_has_the_first_groups_of_a_rollout_that_is_too_large_for_it(
 
 def test_long_curves_keep_evaluations_but_not_all_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STEPS", 10)
-    series = {"steps": list(range(1000)), "values": {"a": [1.0] * 1000, "eval/b": [None, 1.0] * 500}}
-    thinned = module._thinned(series)
+    values = {"a": [1.0] * 1000, "eval/b": [None, 1.0] * 500}
+    thinned = module._thinned({"steps": list(range(1000)), "values": values, "axes": {"time": list(range(1000))}})
+    assert thinned["axes"]["time"] == thinned["steps"]
     assert len(thinned["steps"]) == 20 and sum(value is not None for value in thinned["values"]["eval/b"]) == 10
 
 

@@ -16,6 +16,8 @@ from slime.cli.main import main
 from slime.config import read_config
 from slime.observe.samples import write_rollout
 from slime.types import Group, Status
+from slime_viewer.differences import identical_until, metric_ends
+from slime_viewer.run_files import Metrics
 from slime_viewer.show_command import sparkline
 
 
@@ -125,10 +127,48 @@ def test_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert rows["run.seed"] == ["1", "2"] and "megatron.lr" not in rows
     assert rows["reward.options.strict"] == ["·", "True"]
     # The means of the last ten steps that both have: 2 to 11.
-    assert rows["rollout/reward_mean"][1:] == ["0", rows["rollout/reward_mean"][2], "11"]
-    assert rows["train/kl"] == ["0.065", "0.065", "+0", "11"]
+    assert rows["rollout/reward_mean"][1:] == ["0", *rows["rollout/reward_mean"][2:4], "!", "11"]
+    assert rows["train/kl"] == ["0.065", "0.065", "+0", "±0", "11"]
+    assert "identical" not in out
     same = slime(capsys, "compare", first, first)
+    assert same.startswith("identical: every reward, loss and evaluation is the same up to step 11")
     assert "configuration: the same" in same and "plugins: the same" in same
+
+
+def rows_of(folder: Path, rows: dict[int, dict[str, float]]) -> Metrics:
+    """Metrics that a run has written."""
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": step, **row}) + "\n" for step, row in rows.items())
+    )
+    metrics = Metrics(folder / "metrics.jsonl")
+    metrics.refresh()
+    return metrics
+
+
+def test_differences_beyond_their_interval_come_first(tmp_path: Path) -> None:
+    # Of the mean of the differences -1, 0, 1, 2, by hand: 0.5, with 3.18 * sqrt(5/3) / 2 beside it.
+    held = {"eval/a": 0.5, "eval/a/low": 0.4, "eval/a/high": 0.6}
+    one = rows_of(tmp_path / "one", {step: {"train/kl": 1.0, "train/loss": 0.0, **held} for step in range(4)})
+    held = {"eval/a": 0.8, "eval/a/low": 0.7, "eval/a/high": 0.9}
+    noise = {step: {"train/kl": float(step), "train/loss": 5.0 + step / 10, **held} for step in range(4)}
+    ends = {found.name: found for found in metric_ends(one, rows_of(tmp_path / "other", noise))}
+    assert [name for name, found in ends.items() if found.clear] == list(ends)[:2] == ["train/loss", "eval/a"]
+    assert ends["train/kl"].margin == pytest.approx(3.18 * math.sqrt(5 / 3) / 2)
+    assert ends["eval/a"].margin == pytest.approx(math.hypot(0.1, 0.1)) and ends["eval/a/low"].margin is None
+
+
+def test_runs_are_identical_up_to_the_end_of_the_shorter_one_whatever_their_times_are(tmp_path: Path) -> None:
+    def run(name: str, steps: int, **last: float) -> Metrics:
+        rows = {n: {"rollout/reward_mean": n / 10, "rollout/tokens_per_s": hash((name, n))} for n in range(steps)}
+        rows[steps - 1] |= last
+        return rows_of(tmp_path / name, rows)
+
+    one = run("one", 5)
+    assert identical_until(one, run("longer", 7)) == 4
+    assert identical_until(one, run("other", 5, **{"rollout/reward_mean": 0.400001})) is None
+    assert identical_until(one, rows_of(tmp_path / "empty", {})) is None
+    assert identical_until(one, rows_of(tmp_path / "later", {5: {"rollout/reward_mean": 0.0}})) is None
 
 
 def test_a_curve_is_drawn_from_the_means_of_its_parts() -> None:

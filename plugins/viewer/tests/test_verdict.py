@@ -84,7 +84,7 @@ def test_without_a_checkpoint_the_command_begins_anew(tmp_path: Path) -> None:
         (["ERROR slime.observe.observer: the disk is full", "INFO slime.observe.terminal: failed  37 steps"], "failed",
          "by an error: the disk is full"),
         (["INFO slime.observe.terminal: failed  3 steps", "=== the run begins here, or begins again ==="], "killed",
-         "without a word"),
+         "does not say why"),
     ],
 )  # fmt: skip
 def test_the_log_says_by_what_a_run_ended(tmp_path: Path, lines: list[str], state: str, reason: str) -> None:
@@ -130,7 +130,7 @@ def test_a_run_of_which_most_rows_are_lost_cannot_be_judged(tmp_path: Path) -> N
     (folder / "metrics.jsonl").write_text("".join(line if n in (0, 11) else "#" + line for n, line in enumerate(lines)))
     _, found = judged(folder)
     assert found.state == "unknown"
-    assert found.reasons[0] == "10 of 12 rows of metrics.jsonl are damaged: what they said is unknown."
+    assert found.reasons[0] == "10 of 12 rows of metrics.jsonl are damaged, so what happened in them is unknown."
     (folder / "metrics.jsonl").write_text("".join(lines[:2] + lines[7:]))
     assert judged(folder)[1].reasons == ("5 of 12 steps up to step 11 are not in metrics.jsonl.",)
     (folder / "metrics.jsonl").unlink()
@@ -177,6 +177,25 @@ def test_a_number_that_another_process_has_got_since_is_not_the_run(tmp_path: Pa
     for content in ("[]", "{", '{"pid": "x"}', '{"pid": 1}', "[" * 100_000):
         lock.write_text(content)
         assert judged(folder)[0].state == "unknown"
+
+
+def test_a_run_of_which_nobody_knows_whether_it_ended_is_not_called_healthy(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", 12, config=TOTAL)
+    (folder / "run.lock").unlink()
+    _, found = judged(folder)
+    assert (found.state, found.title) == ("unknown", "Cannot judge")
+    assert "run.lock is missing or damaged" in found.reasons[0] and "12 of 400 steps" in found.reasons[0]
+    (folder / "config.toml").write_text(TOTAL.replace("400", "12"))
+    assert judged(folder)[1].state == "healthy"
+
+
+def test_how_long_a_run_is_quiet_is_counted_by_the_clock_of_the_machine_that_reads_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", 12)
+    written = time.time() - 300
+    for name in ("metrics.jsonl", "run.lock", "logs/driver.log"):
+        os.utime(folder / name, (written, written))
+    assert judged(folder, now=written + 42)[0].quiet_s == pytest.approx(42, abs=0.01)
+    assert judged(folder, now=written - 42)[0].quiet_s == 0.0
 
 
 # --- one source --------------------------------------------------------------------------------------

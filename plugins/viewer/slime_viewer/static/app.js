@@ -1,8 +1,8 @@
 // The frame of all views: runs, navigation, help, and what is new in a run that goes on.
 import { Component, render } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { address, allKeys, fixed, get, go, html, place, Trouble, useData, useKeys } from "slime/data";
-import { counted } from "slime/verdict";
+import { counted, stateWords } from "slime/verdict";
 import { Run } from "slime/run";
 import { Runs } from "slime/runs";
 import { Samples } from "slime/samples";
@@ -30,6 +30,31 @@ class Guard extends Component {
   render({ children }, { error }) {
     return error ? html`<${Trouble} text=${`This cannot be shown: ${error.message}`} />` : children;
   }
+}
+
+// A modal dialog of the browser: it takes the focus, keeps it, is closed by Escape, and gives it back.
+function Help({ close }) {
+  const dialog = useRef();
+  useEffect(() => {
+    const shown = dialog.current;
+    shown.showModal();
+    return () => shown.close();
+  }, []);
+  return html`
+    <dialog ref=${dialog} class="help" aria-label="keys" onClose=${close} onClick=${() => dialog.current.close()}>
+      <button autofocus onClick=${close}>Close</button>
+      <table>
+        ${allKeys().map(
+          ([key, [does]]) => html`
+            <tr>
+              <td><kbd>${key}</kbd></td>
+              <td>${does}</td>
+            </tr>
+          `,
+        )}
+      </table>
+    </dialog>
+  `;
 }
 
 function App() {
@@ -78,7 +103,6 @@ function App() {
     ...(listed ? { 0: ["all runs", () => go(address("runs", []))] } : {}),
     b: ["back", () => history.back()],
     "?": ["keys", () => setHelp(on => !on)],
-    Escape: ["close", () => setHelp(false)],
   });
   const run = runs[id];
   useEffect(() => {
@@ -116,7 +140,7 @@ function App() {
       ${
         !["", "run", "compare"].includes(view) &&
         html`
-          <span class=${"state " + run.state}>${run.state}, ${counted(run.progress)}</span>
+          <span class=${"state " + run.state}>${stateWords(run.state)}, ${counted(run.progress)}</span>
         `
       }
       <span class="right">
@@ -167,18 +191,7 @@ function App() {
     ${
       help &&
       html`
-        <div class="help" role="dialog" aria-label="keys" onClick=${() => setHelp(false)}>
-          <table>
-            ${allKeys().map(
-              ([key, [does]]) => html`
-                <tr>
-                  <td><kbd>${key}</kbd></td>
-                  <td>${does}</td>
-                </tr>
-              `,
-            )}
-          </table>
-        </div>
+        <${Help} close=${() => setHelp(false)} />
       `
     }
   `;

@@ -41,8 +41,17 @@ export function smoothed(values, weight) {
   });
 }
 
-// One metric as a curve, in its unit: {label, name, xs, steps, values, low, high}.
-export function curve(data, name, by, [title, , factor] = [name, "", 1], banded = false) {
+const made = new WeakMap();
+// One metric as a curve, in its unit: {label, name, xs, steps, values, low, high}; the same one while the data is.
+export function curve(data, name, by, words, banded) {
+  if (!made.has(data)) made.set(data, new Map());
+  const known = made.get(data),
+    key = JSON.stringify([name, by, words, banded]);
+  if (!known.has(key)) known.set(key, make(data, name, by, words, banded));
+  return known.get(key);
+}
+
+function make(data, name, by, [title, , factor] = [name, "", 1], banded = false) {
   const all = data.values[name] || [];
   const kept = data.steps.map((_, i) => i).filter(i => all[i] != null);
   const pick = column => column && kept.map(i => (column[i] == null ? null : column[i] * factor));

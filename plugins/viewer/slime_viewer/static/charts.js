@@ -1,5 +1,5 @@
 // Curves, which share one zoom and one cursor. A chart that is there is kept: new steps are added to it.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { html, short } from "slime/data";
 import { AXES, brief, lasting, look, resetZoom, smoothed, written, zoomTo } from "slime/axes";
 
@@ -135,7 +135,10 @@ export function Chart({ title, hint, unit = "", lines, height = 150, close, rang
     now = useRef();
   const looks = look();
   const { by, smooth, log, zoom } = looks;
-  const columns = columnsOf(lines, looks);
+  const columns = useMemo(
+    () => columnsOf(lines, looks),
+    [smooth, log, ...lines.flatMap(line => [line.xs || line.steps, line.values, line.low])],
+  );
   now.current = { lines, ticks, open, range, reach, looks, columns };
   const form = JSON.stringify([
     ...[width, theme, height, by, !!smooth, log, unit],
@@ -234,7 +237,7 @@ export function Chart({ title, hint, unit = "", lines, height = 150, close, rang
     if (held && plot.current) waiting.add(change);
     else change();
     return () => waiting.delete(change);
-  }, [form, JSON.stringify([columns, zoom, reach, ticks])]);
+  }, [form, columns, JSON.stringify([zoom, reach, ticks])]);
   useEffect(() => () => plot.current?.destroy(), []);
   return html`
     <figure class=${"chart" + (alone ? " alone" : "")}>

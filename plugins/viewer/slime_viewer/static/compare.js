@@ -51,8 +51,19 @@ export function Compare({ runs, parts: [first, second], version }) {
   const still = drawn.filter(([, lines]) => constant(lines));
   const differ = data.prompts.filter(row => row.first.reward != row.second.reward);
   const ends = data.ends.filter(row => every || names.includes(row.name));
+  const clear = ends.filter(row => row.clear).length;
+  const asLong = one.progress.done == other.progress.done;
   return html`
     <section>
+      ${
+        data.identical != null &&
+        html`
+          <div class="verdict">
+            <h1>Identical${asLong ? "" : ` up to step ${data.identical}, where the shorter one ends`}</h1>
+            <p>Every reward, loss and evaluation of both runs is the same number at every step.</p>
+          </div>
+        `
+      }
       <div class="two">
         <div>${table("Configuration", data.config)}</div>
         <div>${table("Plugins", data.plugins)}</div>
@@ -88,7 +99,10 @@ export function Compare({ runs, parts: [first, second], version }) {
     <section>
       <h2>
         Metrics at the end
-        <small>means of the last ten steps that both have; evaluations at the last</small>
+        <small>
+          means of the last ten steps that both have; evaluations at the
+          last${clear > 0 ? "; bold: larger than the 95 % interval of the difference" : ""}
+        </small>
         <span class="right">
           <a href=${address("compare", [first, second], { kind, every: every ? "" : "1" })}>
             ${every ? "main ones" : "all"}
@@ -102,6 +116,7 @@ export function Compare({ runs, parts: [first, second], version }) {
             <th>${one.name}</th>
             <th>${other.name}</th>
             <th>difference</th>
+            <th>95 %</th>
             <th>until step</th>
           </tr>
         </thead>
@@ -111,7 +126,8 @@ export function Compare({ runs, parts: [first, second], version }) {
               <td title=${row.name}>${every ? row.name : wordsOf(row.name)[0]}</td>
               <td>${short(row.first)}</td>
               <td>${short(row.second)}</td>
-              <td>${short(row.second - row.first)}</td>
+              <td>${row.clear ? html`<b>${short(row.second - row.first)}</b>` : short(row.second - row.first)}</td>
+              <td>${row.margin == null ? "·" : `± ${short(+row.margin.toPrecision(2))}`}</td>
               <td>${row.step}</td>
             </tr>
           `,

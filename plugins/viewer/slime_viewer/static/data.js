@@ -132,6 +132,8 @@ export const allKeys = () => [...bound].flatMap(keys => Object.entries(keys));
 addEventListener("keydown", event => {
   const typing = event.target.matches("input, textarea, select");
   if (event.ctrlKey || event.metaKey || event.altKey) return;
+  // An open dialog keeps the keys to itself, but for the one that opens and closes it.
+  if (event.key != "?" && document.querySelector("dialog[open]")) return;
   if (typing) {
     if (event.key == "Escape") event.target.blur();
     return;

@@ -44,7 +44,7 @@ export function Lanes({ lanes, steps, values, xs }) {
       });
     };
     draw();
-  }, [width, theme, JSON.stringify([lanes, steps, values, zoom])]);
+  }, [width, theme, steps, values, JSON.stringify([lanes, zoom])]);
   const move = event => {
     const part = shown(),
       box = canvas.current.getBoundingClientRect();
@@ -57,8 +57,8 @@ export function Lanes({ lanes, steps, values, xs }) {
     <figure class="chart lanes">
       <figcaption>
         <b>Phases</b>
-        <span class="dim">seconds of each step;</span>
-        <span class="wait">waiting for somebody else</span>
+        <span class="dim">seconds of each step</span>
+        <span class="wait">red: waiting for another part</span>
         <span class="read">${read}</span>
       </figcaption>
       <div ref=${ref}>

@@ -1,5 +1,5 @@
 // One run: how it is, what it says, its curves by theme, its phases, its configuration.
-import { useRef, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import { address, fixed, go, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
 import { curve, extent, look, Looks, resetZoom } from "slime/axes";
 import { visible } from "slime/texts";
@@ -77,8 +77,9 @@ export function Run({ id, run, version }) {
     k: ["previous alert", () => move(-1)],
     Enter: ["samples of the alert", () => open(Math.max(0, now.current))],
   });
-  if (error && !data) return html`<${Trouble} text=${error} />`;
   const { by } = look();
+  const phases = useMemo(() => data && timed(data, by, run.lanes), [data, by, run.lanes.length]);
+  if (error && !data) return html`<${Trouble} text=${error} />`;
   const reach = data && extent(data, by);
   const line = (name, banded) => curve(data, name, by, run.words[name], banded);
   const chart = (title, metrics, banded, close) => html`
@@ -131,7 +132,7 @@ export function Run({ id, run, version }) {
               <section key=${theme}>
                 <h2>${title}</h2>
                 <div class="charts">${some.map(panel => chart(panel.title, panel.metrics, panel.band))}</div>
-                ${lanes.length > 0 && html`<${Lanes} lanes=${lanes} ...${timed(data, by)} />`}
+                ${lanes.length > 0 && html`<${Lanes} lanes=${lanes} ...${phases} />`}
               </section>
             `
           );
@@ -175,7 +176,7 @@ export function Run({ id, run, version }) {
             </table>
           `
         }
-        <h2>Again</h2>
+        <h2>Run it again</h2>
         <pre>${run.command}</pre>
         ${
           !fixed &&
@@ -203,6 +204,7 @@ function Metrics({ run, more }) {
           <input
             id="metric"
             type="search"
+            size="26"
             placeholder="find one: lr, gap, seconds"
             aria-label="find a metric"
             value=${part}
@@ -218,7 +220,7 @@ function Metrics({ run, more }) {
             </button>
           `,
         )}
-        ${part && !found.length && html`<span class="dim">No metric is called like that.</span>`}
+        ${part && !found.length && html`<span class="dim">No metric has such a name.</span>`}
         ${found.length > 60 && part && html`<span class="dim">${found.length - 60} more</span>`}
       </p>
     </section>
@@ -286,15 +288,14 @@ function Drawing({ id, one }) {
 }
 
 // The steps in which something was timed; evaluations have rows of their own.
-function timed({ steps, values, axes }, by) {
-  const kept = steps
-    .map((_, i) => i)
-    .filter(i => Object.keys(values).some(n => n.startsWith("time/") && values[n][i] != null));
+function timed({ steps, values, axes }, by, lanes) {
+  const known = lanes.map(lane => lane.metric).filter(name => values[name]);
+  const kept = steps.map((_, i) => i).filter(i => known.some(name => values[name][i] != null));
   const xs = axes?.[by] || steps;
   return {
     steps: kept.map(i => steps[i]),
     xs: kept.map(i => xs[i]),
-    values: Object.fromEntries(Object.entries(values).map(([n, v]) => [n, kept.map(i => v[i])])),
+    values: Object.fromEntries(known.map(name => [name, kept.map(i => values[name][i])])),
   };
 }
 

@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { address, get, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
 import { lasting } from "slime/axes";
-import { counted } from "slime/verdict";
+import { counted, stateWords } from "slime/verdict";
 import { visible } from "slime/texts";
 
 const COLUMNS = [
@@ -14,7 +14,6 @@ const COLUMNS = [
   ["when", "last written"],
 ];
 const EVERY_MS = 4000;
-const ago = when => `${lasting(Math.max(1, Date.now() / 1000 - when))} ago`;
 
 export function Runs() {
   const { sort = "-when", at } = place().params;
@@ -102,11 +101,11 @@ export function Runs() {
                           onChange=${() => check(row.path)} />
                       </td>
                       <td><button class="plain link" onClick=${() => open(row.path)}>${visible(row.name)}</button></td>
-                      <td><span class=${"state " + row.state}>${row.state}</span></td>
+                      <td><span class=${"state " + row.state}>${stateWords(row.state)}</span></td>
                       <td>${row.held == null ? "·" : short(+row.held.toPrecision(3))}</td>
                       <td>${row.reward == null ? "·" : short(+row.reward.toPrecision(3))}</td>
                       <td>${counted(row)}</td>
-                      <td>${row.when ? ago(row.when) : "·"}</td>
+                      <td>${row.ago_s == null ? "·" : `${lasting(Math.max(1, row.ago_s))} ago`}</td>
                     </tr>
                   `,
                 )}

@@ -5,16 +5,17 @@ import { visible } from "slime/texts";
 import { Reward } from "slime/group";
 
 const PAGE = 50;
+// Name, what sorts by it, and whether a phone, which has room for the texts, leaves it out.
 const COLUMNS = [
   ["step", "step"],
-  ["kind", ""],
-  ["grp", "grp"],
+  ["kind", "", "wide"],
+  ["grp", "grp", "wide"],
   ["reward", "reward"],
-  ["status", "status"],
-  ["tokens", "tokens"],
+  ["status", "status", "wide"],
+  ["tokens", "tokens", "wide"],
   ["question", ""],
   ["answer", ""],
-  ["label", ""],
+  ["label", "", "wide"],
 ];
 const TITLES = { grp: "group", question: "prompt" };
 
@@ -119,7 +120,7 @@ export function Samples({ id, run, version }) {
                   </button>
                 `
               }
-              ${data ? `${data.more ? "more than " : ""}${data.total.toLocaleString()} samples` : "searching"}${indexed}
+              ${data ? `${data.more ? "more than " : ""}${data.total.toLocaleString()} sample${data.total == 1 ? "" : "s"}` : "searching"}${indexed}
             </span>
           </p>
         `
@@ -135,12 +136,12 @@ export function Samples({ id, run, version }) {
       }
       ${fixed && html`<p class="dim">${fixed.note}</p>`} ${error && html`<${Trouble} text=${error} />`}
       <div class="scroll" tabindex="0">
-        <table class=${"samples" + (waiting ? " old" : "")}>
+        <table class=${"samples texts" + (waiting ? " old" : "")}>
           <thead>
             <tr>
               ${COLUMNS.map(
-                ([name, by]) => html`
-                  <th aria-sort=${sort == by ? "ascending" : sort == "-" + by ? "descending" : "none"}>
+                ([name, by, room]) => html`
+                  <th class=${room} aria-sort=${sort == by ? "ascending" : sort == "-" + by ? "descending" : "none"}>
                     ${
                       by
                         ? html`
@@ -160,14 +161,14 @@ export function Samples({ id, run, version }) {
               (row, n) => html`
                 <tr key=${row.key} class=${n == number(at) ? "at" : ""} onClick=${() => open(row)}>
                   <td><a href=${there(row)} onClick=${event => event.stopPropagation()}>${row.step ?? "·"}</a></td>
-                  <td>${row.kind}${row.name && ` ${row.name}`}</td>
-                  <td>${short(row.grp)}</td>
+                  <td class="wide">${row.kind}${row.name && ` ${row.name}`}</td>
+                  <td class="wide">${short(row.grp)}</td>
                   <td><${Reward} of=${row.reward} /></td>
-                  <td class=${row.status}>${row.status ?? "·"}</td>
-                  <td>${short(row.tokens)}</td>
+                  <td class=${"wide " + row.status}>${row.status ?? "·"}</td>
+                  <td class="wide">${short(row.tokens)}</td>
                   <td class="cut">${visible(row.question)}</td>
                   <td class="cut">${row.failure ? html`<i>${visible(row.failure)}</i>` : visible(row.answer)}</td>
-                  <td class="label">${visible(row.label ?? "")}</td>
+                  <td class="wide label">${visible(row.label ?? "")}</td>
                 </tr>
               `,
             )}

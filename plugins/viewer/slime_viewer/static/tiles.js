@@ -1,21 +1,29 @@
 // The line of state, and five numbers that say how a run is.
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { html, short } from "slime/data";
 import { lasting, smoothed } from "slime/axes";
 import { Spark } from "slime/charts";
-import { counted } from "slime/verdict";
+import { counted, stateWords } from "slime/verdict";
 
 const three = value => short(+value.toPrecision(3));
 const mean = values => values.reduce((a, b) => a + b, 0) / values.length;
 
 export function State({ run }) {
   const { progress } = run;
-  const { done, total, left_s, spent_s, last_write } = progress;
+  const { done, total, left_s, spent_s, quiet_s } = progress;
   const part = total ? Math.min(1, done / total) : null;
-  const ago = last_write && Math.max(0, Date.now() / 1000 - last_write);
   const goes = ["running", "elsewhere"].includes(run.state);
+  // The server's clock says how long ago it wrote; this one, which may be another machine's, counts on from there.
+  const asked = useMemo(() => performance.now(), [progress]);
+  const [, tick] = useState(0);
+  useEffect(() => {
+    const timer = goes ? setInterval(() => tick(n => n + 1), 1000) : 0;
+    return () => clearInterval(timer);
+  }, [goes]);
+  const ago = quiet_s == null ? null : quiet_s + (performance.now() - asked) / 1000;
   return html`
     <p class="progress">
-      <b class=${"state " + run.state}>${run.state}</b>
+      <b class=${"state " + run.state}>${stateWords(run.state)}</b>
       <span>${counted(progress)}</span>
       ${
         part != null &&

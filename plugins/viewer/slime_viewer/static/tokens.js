@@ -251,7 +251,9 @@ export function Tokens({ id, version }) {
                       (row, n) => html`
                         <tr key=${row.key + " " + row.at} class=${n == at ? "at" : ""} onClick=${() => go(to(row))}>
                           <td class="number"><b>${short(row.value)}</b></td>
-                          <td><code>${piece(row.piece)}</code></td>
+                          <td>
+                            <a href=${to(row)} onClick=${event => event.stopPropagation()}><code>${piece(row.piece)}</code></a>
+                          </td>
                           <td class="number">${row.at} of ${short(row.tokens)}</td>
                           <td class="number">${short(row.step)}</td>
                           <td><${Reward} of=${row.reward} /></td>

@@ -7,6 +7,11 @@ import { visible } from "slime/texts";
 export const counted = ({ done, total }) =>
   `${done.toLocaleString()}${total == null ? "" : ` of ${total.toLocaleString()}`} step${(total ?? done) == 1 ? "" : "s"}`;
 
+// A run's state as people say it.
+export const stateWords = state =>
+  ({ elsewhere: "running on another machine", killed: "ended early", unknown: "state unknown" })[state] ||
+  state;
+
 const SIGNS = { healthy: "✓", look: "!", unknown: "?", unfinished: "×" };
 
 export function Copied({ text }) {
