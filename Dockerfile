@@ -18,9 +18,6 @@ WORKDIR /slime
 
 COPY --chown=slime . .
 RUN make install DEVICE=${DEVICE} && mkdir -p models outputs checkpoints
-# Others that runs need, such as ray[default] for KubeRay.
-ARG PACKAGES=
-RUN [ -z "${PACKAGES}" ] || .venv/bin/python -m pip install ${PACKAGES}
 ENV PATH=/slime/.venv/bin:${PATH}
 
 HEALTHCHECK --interval=5m --timeout=2m CMD ["slime", "doctor"]
