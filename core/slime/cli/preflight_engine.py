@@ -30,7 +30,8 @@ from slime.engine.server import EngineSpec, server_arguments, server_environment
 from slime.errors import ConfigError, did_you_mean, one_line
 from slime.platform import platform_of
 from slime.plugin.architecture import Architecture
-from slime.weights.quantised import quantisation_of
+from slime.weights.models import Models
+from slime.weights.quantised import model_arguments, quantisation_of
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +61,12 @@ _NOT_READ = ("decrypted_config_file", "decrypted_draft_config_file", "file_stora
 _JSON = ("_config", "expert_location")
 
 
-def engine_option_problems(config: RunConfig, *, trains: bool) -> Iterator[str]:
+def engine_option_problems(config: RunConfig, models: Models | None, *, trains: bool) -> Iterator[str]:
     """What SGLang would refuse of the options of a run that has no other problems, or compute wrongly.
 
     Args:
         config: The run.
+        models: Those that are known, if it has a model folder.
         trains: Whether a trainer sends the engines its weights.
     """
     options = dict(config.sglang)
@@ -85,8 +87,8 @@ def engine_option_problems(config: RunConfig, *, trains: bool) -> Iterator[str]:
     # Numbers alone are compared with their ranges and the model; SGLang is not asked, since its start takes longer than
     # all other checks. What only a device can tell remains in any case: whether weights, cache and CUDA graphs fit it.
     open_options = {key: value for key, value in options.items() if _flag(key).type.is_open}
-    if open_options:
-        yield from _asked(config, open_options)
+    if open_options or config.sync.rollout_quantization is not None:
+        yield from _asked(config, models, open_options)
 
 
 def _weight_problems(options: Mapping[str, Any], *, trains: bool) -> Iterator[str]:
@@ -154,16 +156,18 @@ def _flag(key: str) -> Flag:
     return next(flag for flag in sglang_flags().values() if flag.key == key)
 
 
-def _asked(config: RunConfig, options: Mapping[str, Any]) -> list[str]:
+def _asked(config: RunConfig, models: Models | None, options: Mapping[str, Any]) -> list[str]:
     """The problems that a child process finds with these options, and with all of them together."""
     trusted = ["--trust-remote-code"] if config.checkpoint.trust_remote_code else []
+    folder = Path(str(config.checkpoint.hf_checkpoint))
+    model = [] if models is None else model_arguments(config.sync, models, folder)
     spec = EngineSpec(
         model_path=str(config.checkpoint.hf_checkpoint),
         log_path=Path(os.devnull),
         tp_size=config.cluster.rollout_num_gpus_per_engine,
         device=config.device,
         deterministic=config.run.deterministic,
-        extra_args=[*sglang_argv(config.sglang), *trusted],
+        extra_args=[*sglang_argv(config.sglang), *trusted, *model],
     )
     # What SGLang makes of its options depends on the machine: for engines elsewhere only their words are checked.
     whole = config.cluster.ray_address is None and (not config.on_gpu or nvidia_devices() > 0)

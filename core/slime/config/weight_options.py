@@ -106,9 +106,9 @@ class SyncOptions(Section):
     rollout_quantization: Literal["fp8"] | None = None
     """Engines hold the weights in this format, and are sent them quantised: fp8 for numbers of 8 bits (e4m3) with a
     scale for each 128 x 128 of them."""
-    quantisation_gap_interval: Annotated[Count, Needs("rollout_quantization")] = 10
+    rollout_quantization_gap_interval: Annotated[Count, Needs("rollout_quantization")] = 10
     """Every so many rollouts, also compute the batch with what the engines' weights stand for: how far they are from
-    that is train/dequantised_gap_mean."""
+    that is train/dequantized_gap_mean."""
     inflight_kv: Annotated[
         Literal["recompute", "keep"],
         Needs("async_mode", called="--async", because="no request is in flight during an update"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ from slime.run.supervise.processes import WatchedProcess
 from slime.run.supervise.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, node_address
 from slime.weights.models import Models
-from slime.weights.quantised import quantisation_of
+from slime.weights.quantised import model_arguments
 
 #: seconds between two questions to a server
 ASK_S = 2.0
@@ -187,11 +186,7 @@ class Engines:
     @cached_property
     def _options(self) -> list[str]:
         folder = Path(str(self._config.checkpoint.hf_checkpoint))
-        missing, starts = self._models.engine_config(folder), dict[str, Any]()
-        if (quantised := quantisation_of(self._config.sync, self._models.read(folder))) is not None:
-            missing, starts = {**missing, **quantised.model.engine_config}, quantised.engine_options
-        described = ["--json-model-override-args", json.dumps(missing)] if missing else []
-        return [*engine_options(self._config), *sglang_argv(starts), *described]
+        return [*engine_options(self._config), *model_arguments(self._config.sync, self._models, folder)]
 
     def _spec(self, number: int) -> EngineSpec:
         """Of a server."""

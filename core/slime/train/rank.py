@@ -185,11 +185,11 @@ class MegatronRank:
             TrainerError: The model does not know a token, or the loss or the gradient is not finite.
             PluginContractError: The estimator broke its contract.
         """
-        every, of_engines = self.config.sync.quantisation_gap_interval, dict[str, float]()
+        every, gap_metrics = self.config.sync.rollout_quantization_gap_interval, dict[str, float]()
         # Adapters are merged before weights are quantised, and the model holds both apart.
         if self._quantised is not None and self.adapters is None and batch.rollout % every == 0:
-            of_engines = self._quantised.gap(self.policy, batch)  # before the weights move
-        return self.learner.train(batch) | of_engines
+            gap_metrics = self._quantised.gap(self.policy, batch)  # before the weights move
+        return self.learner.train(batch) | gap_metrics
 
     def logged_tokens(self) -> LoggedTokens | None:
         """What the last `train` computed of the tokens that are logged, on rank 0; None if nothing is."""

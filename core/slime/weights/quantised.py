@@ -5,9 +5,12 @@ A format belongs to the package `slime_quantised`, which is imported if a run as
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from slime.config.sglang_options import sglang_argv
 from slime.plugin.architecture import Architecture
 from slime.shops import import_shop
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from slime.config.weight_options import SyncOptions
     from slime.rollout.train_batch import TrainBatch
     from slime.train.model import TrainableModel
+    from slime.weights.models import Models
     from slime.weights.shards import NamedTensors
     from slime.weights.verify import WeightCheck
 
@@ -55,3 +59,12 @@ def quantisation_of(options: SyncOptions, model: Architecture) -> Quantisation |
         return None
     found: Quantisation = import_shop("slime_quantised.fp8", "--rollout-quantization").Fp8(model)
     return found
+
+
+def model_arguments(options: SyncOptions, models: Models, folder: Path) -> list[str]:
+    """SGLang's words for how engines hold the model in a folder, and for what its `config.json` lacks."""
+    described, starts = models.engine_config(folder), dict[str, Any]()
+    if (quantised := quantisation_of(options, models.read(folder))) is not None:
+        described, starts = {**described, **quantised.model.engine_config}, quantised.engine_options
+    words = ["--json-model-override-args", json.dumps(described)] if described else []
+    return [*sglang_argv(starts), *words]

@@ -20,6 +20,8 @@ _LARGEST = 448.0
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 #: bits of a float64 that a float32 does not have
 _DROPPED = 29
+#: numbers that are rounded at a time: 64 MiB of float64
+_AT_ONCE = 8 * 2**20
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,7 +47,8 @@ def largest(part: Tensor, *, dim: int, start: int) -> Tensor:
 
 def scales_of(largest_weights: Tensor) -> Tensor:
     """The scales of blocks with these largest weights."""
-    return (largest_weights / _LARGEST).clamp(min=_SMALLEST_SCALE)
+    # On the device of the weights: there torch multiplies by the reciprocal of a number that is not, which is rounded.
+    return (largest_weights / largest_weights.new_full((), _LARGEST)).clamp(min=_SMALLEST_SCALE)
 
 
 def numbers(part: Tensor, scales: Tensor, *, dim: int, start: int) -> Tensor:
@@ -60,9 +63,12 @@ def numbers(part: Tensor, scales: Tensor, *, dim: int, start: int) -> Tensor:
     above, left = (start % BLOCK[0], 0) if dim == 0 else (0, start % BLOCK[1])
     of_columns = scales.double().repeat_interleave(BLOCK[1], 1)[:, left : left + part.shape[1]]
     result = torch.empty(part.shape, dtype=FP8, device=part.device)
-    for number, scale in enumerate(of_columns):  # one row of blocks at a time: float64 needs eight times the memory
-        rows = slice(max(0, number * BLOCK[0] - above), (number + 1) * BLOCK[0] - above)
-        result[rows] = _rounded(part[rows].double() / scale)
+    together = max(1, _AT_ONCE // (BLOCK[0] * part.shape[1]))  # rows of blocks
+    for first in range(0, len(of_columns), together):
+        begin, end = max(0, first * BLOCK[0] - above), min(len(part), (first + together) * BLOCK[0] - above)
+        of_rows = of_columns[first : first + together].repeat_interleave(BLOCK[0], 0)
+        of_rows = of_rows[begin + above - first * BLOCK[0] :][: end - begin]
+        result[begin:end] = _rounded(part[begin:end].double() / of_rows)
     return result
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from slime.errors import WeightSyncError
 from slime.plugin.architecture import Architecture
 from slime.weights.fp8 import dequantised, scale_of
 from slime.weights.verify import WeightCheck
@@ -37,13 +38,17 @@ class QuantisedCheck(WeightCheck):
         self._in_blocks = in_blocks
 
     def observe(self, named: NamedTensors) -> NamedTensors:
-        """See `WeightCheck.observe`."""
+        """See `WeightCheck.observe`.
+
+        Raises:
+            WeightSyncError: As `WeightCheck.observe`; and the scales of a weight do not follow it.
+        """
         held: list[tuple[str, Tensor]] = []
-        for _ in super().observe(self._stood_for(named, held)):
+        for _ in super().observe(self._dequantised(named, held)):
             yield from held
             held.clear()
 
-    def _stood_for(self, named: NamedTensors, held: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def _dequantised(self, named: NamedTensors, held: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The tensors as the engines' checksums see them; those that are sent are put into `held`."""
         for name, tensor in named:
             held.append((name, tensor))
@@ -51,6 +56,10 @@ class QuantisedCheck(WeightCheck):
                 yield name, tensor
                 continue
             scales = next(named, None)
-            if scales is not None and scales[0] == scale_of(name):
-                held.append(scales)
-                yield name, dequantised(tensor, scales[1], BLOCK, dim=0, start=0).bfloat16()
+            if scales is None or scales[0] != scale_of(name):
+                raise WeightSyncError(
+                    f"After {name} the trainer sent {'nothing' if scales is None else scales[0]}; expected"
+                    f" {scale_of(name)}."
+                )
+            held.append(scales)
+            yield name, dequantised(tensor, scales[1], BLOCK, dim=0, start=0).bfloat16()

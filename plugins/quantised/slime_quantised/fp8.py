@@ -26,6 +26,8 @@ _BLOCK = (128, 128)
 _SCALES = "_scale_inv"
 #: problems of a kind that are listed
 _LISTED = 4
+#: the first number of the compute capability of GPUs for which SGLang rounds and packs scales anew as it loads them
+_BLACKWELL = 10
 #: options of engines that slime sets itself, or that would make their weights others than those that are sent
 _SET_HERE = ("quantization", "load_format", "json_model_override_args")
 
@@ -82,11 +84,19 @@ class Fp8:
         return {"load_format": "dummy"}
 
     def tensors(self, named: NamedTensors) -> NamedTensors:
-        """The trainer's tensors as engines get them."""
+        """The trainer's tensors as engines get them.
+
+        Raises:
+            ConfigError: The trainer's GPUs, and so the engines', are of a kind on which that would not work.
+        """
+        import torch
+
         from slime_quantised.blocks import quantised
 
         for name, tensor in named:
             if name in self._names:
+                if tensor.is_cuda:
+                    refuse_unfit(torch.cuda.get_device_capability(tensor.device))
                 numbers, scales = quantised(tensor)
                 yield name, numbers
                 yield name + _SCALES, scales
@@ -134,7 +144,8 @@ class Fp8:
         for rules in joined.values():
             for rule in rules:
                 last = rule is rules[-1]
-                found.update(dict.fromkeys(_undivided(rule, tp_size, alone=len(rules) == 1, last=last)))
+                ranks = _ranks(rule, options, tp_size)
+                found.update(dict.fromkeys(_undivided(rule, ranks, alone=len(rules) == 1, last=last)))
         if found:
             yield (
                 f"--rollout-quantization fp8: {_BLOCK[0]} x {_BLOCK[1]} weights share a scale, and an engine's ranks"
@@ -152,6 +163,25 @@ class Fp8:
             for name, (_, columns) in rule.hf.items():
                 if columns % _BLOCK[1]:
                     yield f"{_everywhere(name)} has {columns} columns"
+
+
+def refuse_unfit(capability: tuple[int, int]) -> None:
+    """Raise a ConfigError for GPUs of this compute capability, if engines there would not hold what they are sent."""
+    if capability[0] == _BLACKWELL:
+        raise ConfigError(
+            f"--rollout-quantization fp8 on GPUs of compute capability {capability[0]}.{capability[1]}: there SGLang"
+            " rounds the scales to powers of two and lays them and the experts out anew once they are loaded, and later"
+            " weights would not fit. Drop the flag, or use GPUs such as H100 and H200"
+        )
+
+
+def _ranks(rule: Rule, options: Mapping[str, Any], tp_size: int) -> int:
+    """The ranks of an engine that divide a rule's tensors."""
+    if rule.expert is None and ".self_attention." in rule.megatron and options.get("enable_dp_attention"):
+        return max(1, tp_size // int(options.get("dp_size") or 1))
+    if rule.expert is None and ".mlp.linear_fc" in rule.megatron:
+        return int(options.get("moe_dense_tp_size") or tp_size)
+    return tp_size
 
 
 def _first(problems: Collection[str]) -> str:

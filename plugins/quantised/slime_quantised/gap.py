@@ -2,7 +2,8 @@
 
 The trainer computes a batch once more with these numbers in place of its weights. What is left of `logprob_gap_mean`,
 which is against the weights that it trains, is not from quantised weights: kernels, quantised activations, older
-weights, or a mistake.
+weights, or a mistake. With parameters in bfloat16 there is a rest that is: they hold these numbers rounded, and engines
+multiply with the numbers of 8 bits and the scales.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ def dequantised_gap(policy: TrainableModel, batch: TrainBatch, rules: Mapping[st
     if batch.rollout_log_probs is None or not (trained := torch.tensor(batch.loss_masks.flat) != 0).any():
         return {}
     policy.finish_param_gather()
-    with stood_for(policy.chunks, rules):
+    with with_dequantized_weights(policy.chunks, rules):
         ours = policy.score(batch)
     gap = (ours - torch.tensor(batch.rollout_log_probs.flat)).abs()[trained]
-    return {"dequantised_gap_mean": float(gap.mean()), "dequantised_gap_max": float(gap.max())}
+    return {"dequantized_gap_mean": float(gap.mean()), "dequantized_gap_max": float(gap.max())}
 
 
 @contextmanager
-def stood_for(chunks: Sequence[Any], rules: Mapping[str, Rule]) -> Iterator[None]:
+def with_dequantized_weights(chunks: Sequence[Any], rules: Mapping[str, Rule]) -> Iterator[None]:
     """Inside the body, the weights of these rules are what they stand for once they are quantised. Collective.
 
-    The trained values wait in host memory meanwhile.
+    They are rounded to the parameters' type. The trained values wait in host memory meanwhile.
     """
     found = [(rules[name], weight.detach()) for name, weight in local_parameters(chunks).items() if name in rules]
     scales = _scales(found)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.support import fp8_reference
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from slime_quantised import blocks
 from slime_quantised.blocks import FP8, largest, numbers, quantised, scales_of
 
 
@@ -52,10 +55,37 @@ def test_zeros_and_the_smallest_weights_stay_finite() -> None:
     np.testing.assert_array_equal(_bits(found), fp8_reference.quantised(weight)[0])
 
 
-@pytest.mark.parametrize(("dim", "cuts"), [(0, [0, 100, 128, 301]), (1, [0, 7, 250, 333])])
-def test_parts_of_a_weight_become_what_the_whole_does(dim: int, cuts: list[int]) -> None:
-    weight = _of_every_size((301, 333))
+class _Divisors(TorchDispatchMode):
+    """Records by what tensors are divided, and what they are multiplied with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[object] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.div, torch.ops.aten.mul):
+            self.found.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_scales_are_divided_by_a_number_on_the_device() -> None:
+    # CUDA multiplies by the reciprocal of another one, and half of the scales are off by their last bit. A CPU does
+    # not, so here the operator is looked at: the number is where the weights are.
+    with _Divisors() as divisors:
+        scales = scales_of(torch.rand(2, 3, device="meta"))
+    [divisor] = divisors.found
+    assert isinstance(divisor, Tensor) and divisor.device == scales.device == torch.device("meta")
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+@pytest.mark.parametrize(("dim", "cuts"), [(0, [0, 100, 128, 301, 700]), (1, [0, 7, 250, 333])])
+def test_parts_of_a_weight_become_what_the_whole_does(
+    dim: int, cuts: list[int], together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = _of_every_size((700, 333))
     expected, scales = quantised(weight)
+    rows = (together + 0.5) * 128 * (333 if dim == 0 else 100)
+    monkeypatch.setattr(blocks, "_AT_ONCE", int(rows))  # no part has as many rows of blocks as are rounded together
     spans = list(pairwise(cuts))
     found = torch.zeros_like(scales)
     for start, stop in spans:  # each knows only its own largest weights

@@ -15,7 +15,7 @@ from slime.cli.preflight_engine import quantisation_problems
 from slime.errors import ConfigError, WeightSyncError
 from slime.weights.shards import drain
 from slime.weights.verify import WeightCheck
-from slime_quantised.fp8 import Fp8
+from slime_quantised.fp8 import Fp8, refuse_unfit
 
 FITTING = {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 128}
 
@@ -73,6 +73,50 @@ def test_a_rank_of_an_engine_holds_whole_blocks_or_the_run_is_refused_by_name(
     assert all(name in found for name in named), found
 
 
+@pytest.mark.parametrize(
+    ("options", "unfit"),
+    [
+        ({}, {"q_proj", "o_proj", "mlp.gate_proj"}),
+        ({"dp_size": 2}, {"q_proj", "o_proj", "mlp.gate_proj"}),
+        ({"enable_dp_attention": True, "dp_size": 2}, {"mlp.gate_proj"}),
+        ({"moe_dense_tp_size": 1}, {"q_proj", "o_proj"}),
+        ({"enable_dp_attention": True, "dp_size": 2, "moe_dense_tp_size": 1}, set()),
+    ],
+)
+def test_what_ranks_do_not_divide_need_not_be_divisible(
+    options: dict[str, object], unfit: set[str], model_folder: Folders
+) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 128, "head_dim": 128}
+    sizes |= {"num_attention_heads": 1, "num_key_value_heads": 1}
+    model = read_architecture(model_folder("qwen3", seed=1, **sizes))
+    found = " ".join(Fp8(model).problems(options, tp_size=2, compared=False))
+    assert {name for name in ("q_proj", "o_proj", "mlp.gate_proj") if name in found} == unfit, found
+
+
+def test_experts_are_divided_whatever_attention_does(model_folder: Folders) -> None:
+    model = read_architecture(model_folder("qwen3_moe", seed=1, **FITTING))
+    options = {"enable_dp_attention": True, "dp_size": 2, "moe_dense_tp_size": 1}
+    [problem] = Fp8(model).problems(options, tp_size=2, compared=False)
+    assert "experts.*.gate_proj.weight has 128 rows, 64 in a part" in problem
+
+
+def test_scales_that_do_not_follow_their_weight_are_an_error(model_folder: Folders) -> None:
+    model = read_architecture(model_folder("qwen3_moe", seed=1, **FITTING))
+    quantised = Fp8(model)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    numbers, scales = quantised.tensors(iter([(name, torch.randn(model.shapes[name]))]))
+    for sent, got in (([numbers], "nothing"), ([numbers, ("model.norm.weight", scales[1])], "model.norm.weight")):
+        with pytest.raises(WeightSyncError, match=f"After {name} the trainer sent {got}; expected {name}_scale_inv"):
+            list(quantised.check([1], ep_size=1).observe(iter(sent)))
+
+
+def test_gpus_on_which_sglang_lays_scales_out_anew_are_refused() -> None:
+    refuse_unfit((9, 0))
+    for capability in ((10, 0), (10, 3)):
+        with pytest.raises(ConfigError, match=f"compute capability 10.{capability[1]}: there SGLang"):
+            refuse_unfit(capability)
+
+
 def test_runs_that_cannot_have_quantised_engines_are_refused(model_folder: Folders) -> None:
     other, fitting = model_folder("llama", seed=1), model_folder("qwen3_moe", seed=1, **FITTING)
     config = make_config(other, rollout_quantization="fp8")
@@ -105,3 +149,5 @@ def test_a_run_without_a_correction_is_noted(model_folder: Folders) -> None:
     [note] = notes()
     assert "add --use-tis" in note
     assert notes(off_policy_correction="mask") == []
+    [note] = notes(off_policy_correction="mask", device="cuda")
+    assert "has not been run on GPUs" in note and "Blackwell" in note

@@ -19,13 +19,13 @@ from slime_quantised.fp8 import Fp8
 
 
 def _inside_and_after(_: int, folder: Path) -> list[dict[str, Tensor]]:
-    from slime_quantised.gap import stood_for
+    from slime_quantised.gap import with_dequantized_weights
 
     model = read_architecture(folder)
     chunks = build(folder, tp=torch.distributed.get_world_size())
     load_hf(chunks, folder, model)
     gathered = []
-    with stood_for(chunks, Fp8(model).rules):
+    with with_dequantized_weights(chunks, Fp8(model).rules):
         gathered.append({name: tensor.clone() for name, tensor in named_hf_tensors(chunks, model)})
     gathered.append({name: tensor.clone() for name, tensor in named_hf_tensors(chunks, model)})
     return gathered
