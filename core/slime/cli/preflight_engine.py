@@ -87,7 +87,7 @@ def engine_option_problems(config: RunConfig, models: Models | None, *, trains: 
     # Numbers alone are compared with their ranges and the model; SGLang is not asked, since its start takes longer than
     # all other checks. What only a device can tell remains in any case: whether weights, cache and CUDA graphs fit it.
     open_options = {key: value for key, value in options.items() if _flag(key).type.is_open}
-    if open_options or config.sync.rollout_quantization is not None:
+    if open_options:
         yield from _asked(config, models, open_options)
 
 
