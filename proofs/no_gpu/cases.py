@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import slime_planner
 from slime.config import RunConfig, read_config
 from slime.config.defaults import resolve
 
-_CONFIGS = Path(__file__).parents[2] / "tests" / "model_scripts" / "configs"
+_CONFIGS = Path(slime_planner.__file__).parent / "models"
 
 
 @dataclass(frozen=True)

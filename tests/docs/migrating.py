@@ -97,6 +97,8 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "use-unbiased-kl": (None, ""),
     "ref-update-interval": ("10", ""),
     "entropy-coef": ("0.001", ""),
+    "offload-train": (None, "default with `--colocate`; `--no-offload-train` keeps the trainer's memory"),
+    "offload-rollout": (None, "default with `--colocate`; `--no-offload-rollout` keeps the engines' memory"),
     "normalize-advantages": (None, ""),
     "mtp-num-layers": ("1", "as many as the model has"),
     "enable-mtp-training": (None, "neither with context parallelism nor with LoRA"),
