@@ -115,7 +115,7 @@ def test_files_that_engines_of_a_cluster_read_are_noted(
     slime: Slime, base_words: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("subprocess.run", lambda words, **_: subprocess.CompletedProcess(words, 0, stdout="[]\n"))
-    cluster = [*base_words, "--ray-address", "10.0.0.1:6379", "--dry-run"]
+    cluster = [*base_words, "--ray-address", "127.0.0.1:1", "--dry-run"]
     ended = slime("train", *cluster, "--sglang-speculative-draft-model-path", "/shared/draft")
     assert ended.code == 0, ended.err
     assert "got '/shared/draft', expected a file on the engines' machines, since this one has none" in caplog.text

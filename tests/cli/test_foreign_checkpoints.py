@@ -17,7 +17,7 @@ from slime.run.checkpoint.save import CheckpointWriter
 DANGEROUS = {
     "custom_rm_path": ["--custom-rm-path", "{code}:reward"],
     "custom_generate_function_path": ["--custom-generate-function-path", "{code}:generate"],
-    "ray_address": ["--ray-address", "10.0.0.1:6379"],
+    "ray_address": ["--ray-address", "127.0.0.1:1"],
     "trust_remote_code": ["--trust-remote-code"],
     "custom_weight_loader": ["--sglang-custom-weight-loader", "package.module.function"],
 }

@@ -2,8 +2,7 @@
 
 Only the file system is common to them, as the shared disk of a cluster is. Namespaces of the kernel make them, which
 needs root. Nothing of them has a name, so nothing but an empty folder is left behind: a namespace ends with its last
-process, every process
-of a node ends with the node's first one, and that one ends with this process.
+process, every process of a node ends with the node's first one, and that one ends with this process.
 """
 
 from __future__ import annotations
