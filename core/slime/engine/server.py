@@ -38,8 +38,9 @@ _ENVIRONMENT = {
     "SGLANG_RUST_SERVER": "0",
 }
 #: memory is reserved for the longest answer of every request: one that is computed again, because it had to make room
-#: for another, gets other rounding errors
+#: for another, gets other rounding errors. And MKL's sums do not depend on where a tensor lies in memory.
 _DETERMINISTIC_ENVIRONMENT = {
+    "MKL_CBWR": "AUTO,STRICT",
     "SGLANG_INIT_NEW_TOKEN_RATIO": "1.0",
     "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "1.0",
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": str(2**30),

@@ -79,8 +79,10 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, me
 
 def _require_determinism() -> None:
     """Make torch use deterministic algorithms only; an operation that has none raises an error that names it."""
-    # Read by cuBLAS, NCCL and TransformerEngine when they start.
+    # Read by MKL (whose sums otherwise depend on where a tensor lies in memory), cuBLAS, NCCL and TransformerEngine at
+    # their start.
     os.environ |= {
+        "MKL_CBWR": "AUTO,STRICT",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "NCCL_ALGO": "Ring",
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
