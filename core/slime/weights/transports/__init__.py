@@ -91,7 +91,7 @@ class WeightSender:
         sent = self._transport.send(weights, version=version)
         shares = self._transport.shares if isinstance(self._transport, DistributedTransport) else {}
         sent = sum(size for size, _ in shares.values()) or sent
-        return {"synced_bytes": float(sent), **stage_metrics(shares)}
+        return {"synced_bytes": float(sent), **(stage_metrics(shares) if shares else {})}
 
     def close(self) -> None:
         """Disconnect from the engines."""

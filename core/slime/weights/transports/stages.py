@@ -190,10 +190,8 @@ def stage_metrics(shares: Mapping[int, tuple[int, float]]) -> dict[str, float]:
     An engine receives one bucket at a time, so the seconds of all senders make up the time of sending.
 
     Args:
-        shares: Stage -> bytes, and seconds. Empty if there is one sender.
+        shares: Stage -> bytes, and seconds.
     """
-    if not shares:
-        return {}
     rates = {stage: size / 1e9 / max(seconds, 1e-9) for stage, (size, seconds) in shares.items()}
     slowest = min(rates, key=rates.__getitem__)
     metrics = {"perf/sync/slowest_stage": float(slowest)}
