@@ -65,7 +65,7 @@ def test_a_dry_run_of_a_published_model_predicts_its_memory(
     printed = capsys.readouterr()
     assert code == 0, printed.err
     found = re.search(
-        r"memory +a training rank[^:]*: ([\d.]+) GiB = weights [\d.]+ [GM]iB \+ gradients [\d.]+ [GM]iB \+ optimizer"
+        r" a training rank[^:]*: ([\d.]+) GiB = weights [\d.]+ [GM]iB \+ gradients [\d.]+ [GM]iB \+ optimizer"
         r" [\d.]+ GiB; in a step [\d.]+ GiB with activations [\d.]+ [GM]iB \(micro-batches of 8,192 tokens",
         printed.out,
     )

@@ -60,6 +60,14 @@ class HostNeed:
         return self.optimizer + self.colocated + self.reference + self.routes
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The engines of a run, and the seconds for a batch of theirs."""
+
+    engine: EngineNeed
+    seconds: float
+
+
 @dataclass(frozen=True)
 class FleetPlan:
     """What is predicted of one run on one cluster."""
@@ -76,6 +84,7 @@ class FleetPlan:
     training: Training
     generating: float
     turns: float
+    critic: bool = False
 
     @property
     def requests(self) -> dict[int, int]:
@@ -96,8 +105,10 @@ class FleetPlan:
 
     @property
     def largest(self) -> float:
-        """Bytes of the rank that needs most."""
-        return max(one.total(self.rates) for one in self.stages)
+        """Bytes of the rank that needs most, with the engine beside it if one of the two stays on the device."""
+        options = self.config.cluster
+        kept = options.colocate and not (options.offload_train and options.offload_rollout)
+        return max(one.total(self.rates) for one in self.stages) + kept * self.engine.weights
 
     def misfits(self) -> Iterator[str]:
         """Why the run does not fit."""
@@ -129,8 +140,26 @@ class FleetPlan:
         return most if context is None else min(most, context)
 
 
-def fleet_plan(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: Rates) -> FleetPlan:
+def fleet_plan(
+    config: RunConfig,
+    model: PlannedModel,
+    cluster: Cluster,
+    rates: Rates,
+    *,
+    critic: bool = False,
+    needs: list[StageNeed] | None = None,
+    generation: Generation | None = None,
+) -> FleetPlan:
     """The plan of a resolved configuration.
+
+    Args:
+        config: The run.
+        model: Its model.
+        cluster: Its machines.
+        rates: What is assumed of them.
+        critic: Whether a critic is trained beside the policy.
+        needs: What `stage_needs` says of it, if that is known already.
+        generation: What `generation_of` says of it, if that is known already.
 
     Raises:
         ConfigError: An option of which nothing is predicted, or a layout that does not fit the model.
@@ -138,11 +167,11 @@ def fleet_plan(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: 
     if (option := not_predicted(config) or activations_not_predicted(config)) is not None:
         raise ConfigError(f"nothing is predicted with {option}: plan without it")
     micro = largest_micro_batch(config)
-    needs = stage_needs(config, model)
+    needs = needs or stage_needs(config, model, critic=critic)
     held = [need.memory for need in needs]
-    engine = _engine_need(config, model, cluster)
-    work = work_of(config, rates)
+    generation = generation or generation_of(config, model, cluster, rates)
     largest = max(held, key=lambda one: one.total)
+    heaviest = max(held, key=lambda one: one.weights)
     return FleetPlan(
         model,
         cluster,
@@ -150,22 +179,31 @@ def fleet_plan(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: 
         rates,
         needs,
         micro.text,
-        engine,
+        generation.engine,
         _host_need(config, model, held),
         sync_ways(config, model, cluster, rates),
-        training_seconds(config, model, cluster, rates, work, micro, max(held, key=lambda one: one.weights)),
-        rollout_seconds(config, model, cluster, rates, work, engine),
-        turn_seconds(config, rates, largest, engine.weights),
+        training_seconds(config, model, cluster, rates, work_of(config, rates), micro, heaviest),
+        generation.seconds,
+        turn_seconds(config, rates, largest, generation.engine.weights),
+        critic,
     )
 
 
-def stage_needs(config: RunConfig, model: PlannedModel, held: list[RankMemory] | None = None) -> list[StageNeed]:
+def generation_of(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: Rates) -> Generation:
+    """What the engines need, and how long they generate: the same for all layouts of the trainer."""
+    engine = _engine_need(config, model, cluster)
+    return Generation(engine, rollout_seconds(config, model, cluster, rates, work_of(config, rates), engine))
+
+
+def stage_needs(
+    config: RunConfig, model: PlannedModel, held: list[RankMemory] | None = None, *, critic: bool = False
+) -> list[StageNeed]:
     """What the ranks of each pipeline stage need; what they hold may be known already."""
     architecture = model.architecture
     layers = stage_of_layers(config, int(architecture.transformer["num_layers"]))
     stages = activation_memory(config, architecture, layers, largest_micro_batch(config))
     logits = [0.0] * (len(stages) - 1) + [logits_memory(config, architecture)]
-    held = held or rank_memory(config, architecture)
+    held = held or rank_memory(config, architecture, critic=critic, kinds=model.kinds)
     return [
         StageNeed(one, act.kept, max(act.backward, rows)) for one, act, rows in zip(held, stages, logits, strict=True)
     ]

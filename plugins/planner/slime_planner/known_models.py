@@ -12,9 +12,9 @@ from typing import Any
 from slime.config import RunConfig
 from slime.errors import ConfigError, did_you_mean
 from slime.plugin.architecture import Architecture, Rule
-from slime.weights.fp8 import block_of
 from slime.weights.hf_config import read_hf_config
 from slime.weights.models import Models
+from slime_planner.predicted_memory import Kind, kinds_of
 
 _FOLDER = Path(__file__).parent / "models"
 
@@ -29,8 +29,8 @@ class PlannedModel:
     parameters: int
     #: tensors, as they are sent to engines
     tensors: int
-    #: whether the published weights are in fp8
-    fp8: bool
+    #: its tensors by kind
+    kinds: list[Kind]
 
 
 def known_names() -> list[str]:
@@ -60,14 +60,18 @@ def planned_model(name: str, config: RunConfig) -> PlannedModel:
     title, hf_config = model_config(name)
     models = Models.installed(config)
     whole = models.as_trained(models.describe(hf_config))
-    parameters = sum(math.prod(shape) for rule in whole.rules for shape in rule.shapes)
-    tensors = sum(len(rule.hf) for rule in whole.rules)
     joined = whole
     if not config.lora.asked:  # adapters are found by the names of modules
         joined = replace(whole, rules=_joined(whole.rules))
         if (more := whole.predicting) is not None:
             joined = replace(joined, predicting=replace(more, rules=_joined(more.rules)))
-    return PlannedModel(title, joined, parameters, tensors, block_of(hf_config) is not None)
+    return replace(described(title, joined), tensors=sum(len(rule.hf) for rule in whole.rules))
+
+
+def described(title: str, model: Architecture) -> PlannedModel:
+    """A model that is known already."""
+    parameters = sum(math.prod(shape) for rule in model.rules for shape in rule.shapes)
+    return PlannedModel(title, model, parameters, sum(len(rule.hf) for rule in model.rules), kinds_of(model))
 
 
 def _joined(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:

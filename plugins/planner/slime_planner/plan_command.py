@@ -13,8 +13,8 @@ from slime.cli.text_layout import hanging
 from slime.config import RunConfig, read_config, resolve
 from slime.config.assemble import stop_on
 from slime.errors import ConfigError
-from slime.observe.memory import size_text
 from slime_planner.cluster import GIB, Cluster, described_cluster
+from slime_planner.fleet_lines import assumed_lines, engine_lines, memory_lines, step_lines, sync_line
 from slime_planner.fleet_plan import FleetPlan, cluster_problems, fleet_plan, plan_problems
 from slime_planner.known_models import PlannedModel, known_names, planned_model
 from slime_planner.proposals import LAYOUT, Proposals, layout_text, layout_words, place, proposals
@@ -188,73 +188,21 @@ def _parts(
     yield "model", [f"{first.model.name}: {first.model.parameters / 1e9:.2f} billion parameters"]
     for number, plan in enumerate(found.best, 1):
         head = f"layout {number}" if len(found.best) > 1 else "layout"
-        yield head, [layout_text(plan.config), *_memory(plan), *_engine(plan), *_seconds(plan)]
+        yield (
+            head,
+            [layout_text(plan.config), *memory_lines(plan), *engine_lines(plan), *step_lines(plan), sync_line(plan)],
+        )
         yield "command", [shlex.join(["slime", "train", *command, *layout_words(plan.config, stated)])]
         if wrong := [*plan.misfits(), *plan.tight()]:
             yield "warning", wrong
     if found.tried > 1:
         yield "others", [f"{found.tried} layouts were tried", *_refusals(found)]
-    yield "assumed", [", ".join(f"{name} {value:g}" for name, value in asdict(asked.rates).items())]
-    yield (
-        "",
-        ["--rate-NAME changes one; `slime plan --help` describes them, docs/planning.md compares with others' runs"],
-    )
+    yield "assumed", [*assumed_lines(asked.rates)]
 
 
 def _refusals(found: Proposals) -> Iterator[str]:
     for kind, (number, example) in found.refused.items():
         yield f"{number} do not fit: {kind}; the nearest, {example}"
-
-
-def _memory(plan: FleetPlan) -> Iterator[str]:
-    have = plan.cluster.gpu.memory * GIB
-    totals = [need.total(plan.rates) for need in plan.stages]
-    if len(totals) > 1:
-        yield f"ranks by stage: {', '.join(f'{total / GIB:.1f}' for total in totals)} GiB"
-    for number in {totals.index(max(totals)): None, len(totals) - 1: None}:
-        need, total, held = plan.stages[number], totals[number], plan.stages[number].memory
-        yield (
-            f"a rank of stage {number}: {size_text(total)} of {size_text(have)} ({100 * total / have:.0f} %) ="
-            f" weights {size_text(held.weights)} + gradients {size_text(held.gradients)} + optimizer"
-            f" {size_text(held.optimizer)} + activations {size_text(need.activations)} (micro-batches of"
-            f" {plan.micro_batch}) + {size_text(need.passing)} in passing + {size_text(plan.rates.reserved)} reserved"
-        )
-    host = plan.host
-    parts = {
-        "offloaded optimizer": host.optimizer,
-        "released state, at most": host.colocated,
-        "reference": host.reference,
-        "routed experts of a batch": host.routes,
-    }
-    shown = " + ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size) or "nothing of the model"
-    yield f"a host: {size_text(host.total)} of {size_text(plan.cluster.host_memory)} = {shown}"
-
-
-def _engine(plan: FleetPlan) -> Iterator[str]:
-    engine = plan.engine
-    at_once = ", ".join(f"{number} of {length:,}" for length, number in plan.requests.items())
-    yield (
-        f"a device of an engine: weights {size_text(engine.weights)}; cache in what is left of {engine.share:g} of it:"
-        f" {engine.tokens:,} tokens in an engine, {engine.token / 1024:.3g} KiB of a token on a device; requests at"
-        f" once: {at_once} tokens"
-    )
-
-
-def _seconds(plan: FleetPlan) -> Iterator[str]:
-    one = plan.training
-    turns = f" + turns {plan.turns:.1f}" if plan.turns else ""
-    together = "whichever is longer" if plan.config.rollout.async_mode else "in turn"
-    yield (
-        f"a step: about {plan.step:.0f} s = generation {plan.generating:.0f}, training {one.total:.0f} ({together}) +"
-        f" sync {plan.sync.seconds:.1f}{turns}"
-    )
-    yield (
-        f"training: log-probs {one.log_probs:.1f} + matrix products {one.matrices:.1f} + memory {one.memory:.1f} +"
-        f" tensor parallelism {one.tensor:.1f} + experts' messages {one.experts:.1f} + bubble {one.bubble:.1f} +"
-        f" gradients {one.data:.1f} + optimizer {one.optimizer:.1f} s"
-    )
-    ways = ", ".join(f"{way.name} {way.seconds:.1f} s" for way in plan.ways)
-    yield f"weight sync of {plan.sync.bytes / 1e9:.0f} GB: {ways}"
 
 
 def _as_json(found: Proposals, command: Sequence[str], stated: RunConfig) -> str:

@@ -7,15 +7,15 @@ each tensor (gather, send, load), which cost the same for a small one as for a l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.config import RunConfig
+from slime.plugin.architecture import Rule
 from slime_planner.cluster import Cluster
 from slime_planner.known_models import PlannedModel
 from slime_planner.pipeline_stages import stage_of_layers
 from slime_planner.predicted_cache import quantised_engine
-from slime_planner.predicted_memory import FROZEN, held_by_stage
+from slime_planner.predicted_memory import FROZEN
 from slime_planner.rates import Rates
 
 
@@ -36,24 +36,30 @@ class _Stage:
     Attributes:
         trained: Bytes that its ranks hold together, which are gathered.
         sent: Bytes as engines take them.
-        local: Share of it that is on the sender's node.
+        local: Bytes of those gathered that are on the sender's node.
     """
 
     trained: float
     sent: float
     local: float
 
+    def plus(self, other: _Stage, count: int) -> _Stage:
+        """With so many tensors more."""
+        return _Stage(
+            self.trained + count * other.trained, self.sent + count * other.sent, self.local + count * other.local
+        )
+
 
 def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: Rates) -> list[SyncWay]:
     """Every way that this run could send its weights, the usual one first."""
-    stages = list(_stages(config, model))
+    stages = _stages(config, model)
     sent = sum(stage.sent for stage in stages)
     calls = model.tensors * (2 if quantised_engine(config) else 1) * rates.tensor_call
     link = cluster.gpu.link * 1e9 * rates.link_share
     network = cluster.network * rates.network_share
     one_node = cluster.nodes == 1
     wire = link if one_node else network
-    gathers = [stage.trained * (stage.local / link + (1 - stage.local) / network) for stage in stages]
+    gathers = [stage.local / link + (stage.trained - stage.local) / network for stage in stages]
     sends = [stage.sent / wire for stage in stages]
     # An engine's node takes all senders' bytes at once, whatever they carry.
     entering = sent / (link if one_node else cluster.node_network * rates.network_share)
@@ -112,14 +118,16 @@ def usual_way(config: RunConfig, ways: list[SyncWay]) -> SyncWay:
     transport = config.sync.update_weight_transport
     if transport == "disk":
         return by_name["disk"]
-    return by_name.get("tensor", ways[0]) if transport == "tensor" else by_name["one sender"]
+    if transport == "tensor":
+        return by_name.get("tensor", ways[0])
+    return by_name.get("stages in turn", by_name["one sender"])
 
 
 def _engines(config: RunConfig) -> int:
     return max(1, config.num_engines)
 
 
-def _stages(config: RunConfig, model: PlannedModel) -> Iterator[_Stage]:
+def _stages(config: RunConfig, model: PlannedModel) -> list[_Stage]:
     stated = config.megatron
     tensor, pipeline, expert = (
         int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline", "expert")
@@ -129,17 +137,22 @@ def _stages(config: RunConfig, model: PlannedModel) -> Iterator[_Stage]:
     layers = stage_of_layers(config, int(model.architecture.transformer["num_layers"]))
     size = 2 if stated.get("bf16") or stated.get("fp16") else 4
     quantised = quantised_engine(config)
-    for rules in held_by_stage(model.architecture, layers, pipeline):
-        trained = sent = local = 0.0
-        for rule in rules:
-            numbers = sum(map(math.prod, rule.shapes))
-            frozen = rule.megatron.endswith(FROZEN)
-            matrix = rule.layout != "vocab" and min(len(shape) for shape in rule.shapes) > 1
-            whole = numbers * (4 if frozen else size)
-            trained += whole
-            sent += numbers if quantised and matrix and ".router." not in rule.megatron else whole
-            local += whole * min(1.0, node / (over if rule.expert is not None else tensor))
-        yield _Stage(trained, sent, local / max(1.0, trained))
+
+    def of_tensor(rule: Rule) -> _Stage:
+        numbers = sum(map(math.prod, rule.shapes))
+        whole = numbers * (4 if rule.megatron.endswith(FROZEN) else size)
+        matrix = rule.layout != "vocab" and min(len(shape) for shape in rule.shapes) > 1
+        one_byte = quantised and matrix and ".router." not in rule.megatron
+        here = whole * min(1.0, node / (over if rule.expert is not None else tensor))
+        return _Stage(whole, numbers if one_byte else whole, here)
+
+    found = [_Stage(0.0, 0.0, 0.0)] * pipeline
+    for kind in model.kinds:
+        if not kind.predicts:  # engines lack those layers
+            one = of_tensor(kind.rule)
+            for stage, count in kind.by_stage(layers, pipeline, tied=False).items():
+                found[stage] = found[stage].plus(one, count)
+    return found
 
 
 def _share_elsewhere(config: RunConfig, cluster: Cluster) -> float:

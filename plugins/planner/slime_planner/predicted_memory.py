@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,50 @@ _HOST_STATE = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """Tensors that are alike but for their layer.
+
+    Attributes:
+        rule: One of them.
+        layers: The layers that have one each; empty if it is in no layer.
+    """
+
+    rule: Rule
+    layers: tuple[int, ...]
+
+    def by_stage(self, stages: Sequence[int], pipeline: int, *, tied: bool) -> Mapping[int, int]:
+        """Pipeline stage -> how many of them its ranks hold.
+
+        Args:
+            stages: The stage of each layer.
+            pipeline: Stages.
+            tied: Whether the last stage has a copy of the embedding as its output layer.
+        """
+        if self.layers:
+            return Counter(stages[layer] for layer in self.layers)
+        if self.rule.megatron.startswith(_EMBEDDING):
+            return dict.fromkeys((0, pipeline - 1) if tied else (0,), 1)
+        return {pipeline - 1: 1}
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it is of layers for multi-token prediction."""
+        return self.rule.megatron.startswith(_PREDICTING)
+
+
+def kinds_of(model: Architecture) -> list[Kind]:
+    """The tensors of a model by kind, so that what a layer needs is worked out once and not for every layer."""
+    found: dict[tuple[object, ...], tuple[Rule, list[int]]] = {}
+    for rule in model.rules:
+        layer = _LAYER.match(rule.megatron)
+        key = (rule.megatron[layer.end() :] if layer else rule.megatron, layer is None, *rule.hf.values())
+        _, layers = found.setdefault(key, (rule, []))
+        if layer:
+            layers.append(int(layer[1]))
+    return [Kind(rule, tuple(layers)) for rule, layers in found.values()]
+
+
+@dataclass(frozen=True, slots=True)
 class RankMemory:
     """Bytes of one training rank, without the few that pad buffers."""
 
@@ -57,6 +102,10 @@ class RankMemory:
         """Of the device."""
         return self.weights + self.gradients + self.optimizer
 
+    def times(self, count: int) -> RankMemory:
+        """So many times as much."""
+        return RankMemory(self.weights * count, self.gradients * count, self.optimizer * count, self.host * count)
+
     def __add__(self, other: RankMemory) -> RankMemory:
         return RankMemory(
             self.weights + other.weights,
@@ -66,19 +115,23 @@ class RankMemory:
         )
 
 
-def rank_memory(config: RunConfig, model: Architecture, *, critic: bool = False) -> list[RankMemory]:
+def rank_memory(
+    config: RunConfig, model: Architecture, *, critic: bool = False, kinds: Sequence[Kind] = ()
+) -> list[RankMemory]:
     """What a rank of each pipeline stage needs; the ranks of a stage need the same.
 
     Args:
         config: The run.
         model: Its model.
         critic: Whether a critic is trained beside the policy: the same model with one output.
+        kinds: What `kinds_of` says of the model, if that is known already.
     """
+    kinds = kinds or kinds_of(model)
     lora = lora_of(config.lora, model)
-    policy = _model_memory(config, model, lora)
+    policy = _model_memory(config, model, kinds, lora)
     if not critic:
         return policy
-    values = _model_memory(config, model, None, output=False)
+    values = _model_memory(config, model, kinds, None, output=False)
     return [one + other for one, other in zip(policy, values, strict=True)]
 
 
@@ -208,7 +261,7 @@ def gpu_bytes() -> int | None:
 
 
 def _model_memory(
-    config: RunConfig, model: Architecture, lora: Lora | None, *, output: bool = True
+    config: RunConfig, model: Architecture, kinds: Sequence[Kind], lora: Lora | None, *, output: bool = True
 ) -> list[RankMemory]:
     stated = config.megatron
     tensor, pipeline = (int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline"))
@@ -224,11 +277,7 @@ def _model_memory(
     if not stated.get("use_distributed_optimizer", stated.get("optimizer", "adam") == "adam"):
         copies = dict.fromkeys(copies, 1)
 
-    layers = stage_of_layers(config, int(model.transformer["num_layers"]))
-    weights, gradients, optimizer, host = ([0.0] * pipeline for _ in range(4))
-    for rule in model.rules:
-        if rule.megatron.startswith((_OUTPUT, _PREDICTING)) and not output:
-            continue
+    def of_rank(rule: Rule) -> RankMemory:
         is_expert = rule.expert is not None
         # The experts are divided evenly among the expert-parallel ranks.
         divided = expert * expert_tensor if is_expert else tensor
@@ -236,19 +285,26 @@ def _model_memory(
         trained = 0.0 if lora is not None else held
         if lora is not None and any(name.removesuffix(".weight") in lora.modules for name in rule.hf):
             trained = sum(_held(one, config, tensor) for one in adapter_rules(rule, lora))
-        frozen = rule.megatron.endswith(FROZEN)
-        each = 4 if frozen else weight + _fp8_copies(rule, stated)
-        for stage in _stages(rule, layers, pipeline, tied=output and _tied(model)):
-            weights[stage] += held * each + (trained * weight if lora is not None else 0)
-            if not frozen:
-                gradients[stage] += trained * gradient
-                optimizer[stage] += trained * state / copies[is_expert]
-                host[stage] += trained * host_state / copies[is_expert]
+        if rule.megatron.endswith(FROZEN):
+            return RankMemory(held * 4, 0.0, 0.0)
+        weights = held * (weight + _fp8_copies(rule, stated)) + (trained * weight if lora is not None else 0)
+        once = trained / copies[is_expert]
+        return RankMemory(weights, trained * gradient, once * state, once * host_state)
+
+    layers = stage_of_layers(config, int(model.transformer["num_layers"]))
+    found = [RankMemory(0.0, 0.0, 0.0)] * pipeline
+    for tensors in kinds:
+        rule = tensors.rule
+        if rule.megatron.startswith((_OUTPUT, _PREDICTING)) and not output:
+            continue
+        one = of_rank(rule)
+        for stage, count in tensors.by_stage(layers, pipeline, tied=output and _tied(model)).items():
+            found[stage] += one.times(count)
     if model.predicts and output and pipeline > 1:
         # The last stage has a copy of the embedding, which is trained on the first.
         copied = (_held(rule, config, tensor) for rule in model.rules if rule.megatron.startswith(_EMBEDDING))
-        weights[-1] += sum(copied) * weight
-    return [RankMemory(*one) for one in zip(weights, gradients, optimizer, host, strict=True)]
+        found[-1] += RankMemory(sum(copied) * weight, 0.0, 0.0)
+    return found
 
 
 def _optimizer_state(config: RunConfig) -> tuple[float, float]:
@@ -292,24 +348,6 @@ def _held(rule: Rule, config: RunConfig, ranks: int) -> float:
 def _padded(vocabulary: int, config: RunConfig, ranks: int) -> int:
     step = ranks * int(config.megatron.get("make_vocab_size_divisible_by", 1))
     return -(-vocabulary // step) * step
-
-
-def held_by_stage(model: Architecture, layers: list[int], pipeline: int) -> list[list[Rule]]:
-    """The tensors that each pipeline stage sends to engines: each tensor once, and none that engines lack."""
-    found: list[list[Rule]] = [[] for _ in range(pipeline)]
-    for rule in model.rules:
-        if not rule.megatron.startswith(_PREDICTING):
-            found[min(_stages(rule, layers, pipeline, tied=False))].append(rule)
-    return found
-
-
-def _stages(rule: Rule, layers: list[int], pipeline: int, *, tied: bool) -> Iterable[int]:
-    """The pipeline stages that hold a tensor."""
-    if (layer := _LAYER.match(rule.megatron)) is not None:
-        return [layers[int(layer[1])]]
-    if rule.megatron.startswith(_EMBEDDING):
-        return {0, pipeline - 1} if tied else [0]  # the last stage has a copy as its output layer
-    return [pipeline - 1]
 
 
 def _tied(model: Architecture) -> bool:

@@ -26,8 +26,6 @@ from slime_planner.rates import Rates, matrix_share
 
 #: into how many parts the time of a rollout is divided
 _PARTS = 32
-#: tokens that one draft adds to a decoding step, if engines speculate: those accepted of a few
-_ACCEPTED = 1.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +279,7 @@ def rollout_seconds(
         waits = max(1.0, asked / running)
         seconds += step * waits * decode_seconds(config, model, cluster, rates, max(running, 1.0), length, weights)
     if drafting_layers(config, model.architecture) or config.sglang.get("speculative_algorithm"):
-        seconds /= _ACCEPTED
+        seconds /= rates.speculation
     sizes = model.architecture.transformer
     active = active_numbers(sizes)
     read = math.ceil(work.prompts / engines) * work.prompt * 2 * active

@@ -11,7 +11,7 @@ from typing import Any
 from slime.config import RunConfig
 from slime.config.megatron_checks import layout_problems, needs_sequence_parallel
 from slime_planner.cluster import GIB, Cluster
-from slime_planner.fleet_plan import FleetPlan, fleet_plan, stage_needs
+from slime_planner.fleet_plan import FleetPlan, Generation, fleet_plan, generation_of, stage_needs
 from slime_planner.known_models import PlannedModel
 from slime_planner.predicted_cache import cache_token_bytes, engine_memory
 from slime_planner.predicted_memory import RankMemory, rank_memory
@@ -50,6 +50,7 @@ def proposals(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
     have = cluster.gpu.memory * GIB
     held: dict[tuple[Any, ...], list[RankMemory]] = {}
     fits: set[tuple[Any, ...]] = set()
+    generation: Generation | None = None
     for candidate in _candidates(config, model, cluster):
         if _division(candidate) in fits:  # what saves more memory only takes longer
             continue
@@ -58,17 +59,19 @@ def proposals(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
         if largest <= have:
             # What is computed again does not change what is held.
             key = (*_division(candidate), candidate.megatron.get("optimizer_cpu_offload"))
-            states = held.setdefault(key, []) or rank_memory(candidate, model.architecture)
+            states = held.setdefault(key, []) or rank_memory(candidate, model.architecture, kinds=model.kinds)
             held[key] = states
             largest = max(one.total for one in states) + rates.reserved
         if largest <= have:
-            largest = max(need.total(rates) for need in stage_needs(candidate, model, states))
+            needs = stage_needs(candidate, model, states)
+            largest = max(need.total(rates) for need in needs)
         if largest > have:
             reasons[_TOO_LARGE] += 1
             if largest < nearest.get(_TOO_LARGE, (float("inf"), ""))[0]:
                 nearest[_TOO_LARGE] = (largest, f"{layout_text(candidate)}: {largest / GIB:.1f} GiB")
             continue
-        plan = fleet_plan(candidate, model, cluster, rates)
+        generation = generation or generation_of(candidate, model, cluster, rates)
+        plan = fleet_plan(candidate, model, cluster, rates, needs=needs, generation=generation)
         misfits = [*plan.misfits()]
         if not misfits:
             fitting.append(plan)

@@ -24,6 +24,9 @@ class Rates:
     decode_overhead: float = field(
         default=0.004, metadata={"help": "seconds of a decoding step that are neither memory nor arithmetic"}
     )
+    speculation: float = field(
+        default=1.8, metadata={"help": "tokens that a decoding step yields where engines speculate"}
+    )
     all_reduce: float = field(default=12e-6, metadata={"help": "seconds of a small all-reduce within a node"})
     tensor_call: float = field(default=60e-6, metadata={"help": "seconds of the calls for one tensor in a weight sync"})
     disk_write: float = field(default=2e9, metadata={"help": "bytes/s into the shared folder, for one writer"})

@@ -1,8 +1,8 @@
-"""The planner against what others measured: the table of `docs/planning.md`.
+"""The planner against what others measured: the tables of `docs/planning.md`.
 
     python plugins/planner/tests/published_runs.py
 
-prints it.
+prints them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ from slime_planner.rates import Rates
 
 
 @functools.cache
-def planned(model: str, cluster: str, words: str, mean_response: float = 0.5) -> FleetPlan:
+def planned(model: str, cluster: str, words: str, mean_response: float = 0.5, network: str = "400Gb") -> FleetPlan:
     """The plan of a layout on `NODES x GPUS`."""
     nodes, _, gpus = cluster.partition(" x ")
     stated, given, _ = stated_config(model, words.split())
     rates = Rates(mean_response=mean_response)
-    found = plans(stated, given, planned_model(model, stated), described_cluster(int(nodes), gpus), rates)
+    found = plans(stated, given, planned_model(model, stated), described_cluster(int(nodes), gpus, network), rates)
     return found.best[0]
 
 
 def _seconds(way: str) -> Callable[[FleetPlan], float]:
     return lambda plan: next(one.seconds for one in plan.ways if one.name == way)
+
+
+def _of_last_stage(plan: FleetPlan) -> float:
+    """GB that PyTorch holds at the peak of a rank of the last stage, which writes the log."""
+    return (plan.stages[-1].total(plan.rates) - plan.rates.reserved) / 1e9
 
 
 def _tokens(plan: FleetPlan) -> float:
@@ -54,15 +59,30 @@ class Row:
     words: str
     predict: Callable[[FleetPlan], float]
     remark: str = ""
+    mean_response: float = 0.5
 
     @property
     def predicted(self) -> float:
         """By the planner."""
-        return self.predict(planned(self.model, self.cluster, self.words))
+        return self.predict(planned(self.model, self.cluster, self.words, self.mean_response))
 
 
 _EXPERTS = "--expert-tensor-parallel-size 1 --expert-model-parallel-size"
-_LONG = "--rollout-max-prompt-len 1 --rollout-max-response-len 8192 --rollout-batch-size"
+_FULL = (
+    "--no-accumulate-allreduce-grads-in-fp32 --max-tokens-per-gpu 4096 --rollout-max-prompt-len 1"
+    " --rollout-max-response-len 4095 --rollout-batch-size"
+)
+_SELECTIVE = "--recompute-granularity selective --recompute-modules"
+_LLAMA = (
+    f"--actor-num-nodes 4 --sequence-parallel --fp8-format hybrid --fp8-param-gather --no-no-bias-swiglu-fusion {_FULL}"
+    " 4 --rollout-num-gpus 32 --rollout-num-gpus-per-engine 8"
+)
+_FOUR = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 4"
+_EIGHT = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 8 --num-layers-per-virtual-pipeline-stage 2"
+_WIDE = "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 4"
+_TUNING = "Megatron-Bridge, perf-memory-tuning"
+_RECOMPUTE = "Megatron-Bridge, perf-activation-recompute"
+_ALSO = "the same"
 _SENDERS = "one group of senders for each stage, one after the other"
 _MILES = "miles, p2p-weight-transfer.md"
 _BRIDGE = "Megatron-Bridge 26.08"
@@ -87,19 +107,48 @@ ROWS = (
         "--actor-num-nodes 32 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 --context-parallel-size 4"
         f" --decoder-last-pipeline-num-layers 5 {_EXPERTS} 32 --rollout-num-gpus 256 --rollout-num-gpus-per-engine 32"
         " --sglang-quantization fp8", _seconds("stages in turn"), "the arithmetic of quantisation is not in it"),
+    Row("Llama 3 70B in fp8, TP 4 PP 4, peak of a training rank", _TUNING, 58.8, "GB", 1.15, "llama3-70B",
+        "8 x 8xH100", f"{_LLAMA} {_FOUR} {_SELECTIVE} core_attn", _of_last_stage,
+        "of the last stage: rank 0 ran out of its 80 GB", 1),
+    Row("TP 4 PP 8", _TUNING, 53.2, "GB", 1.15, "llama3-70B", "8 x 8xH100",
+        f"{_LLAMA} {_EIGHT} {_SELECTIVE} core_attn", _of_last_stage, _ALSO, 1),
+    Row("TP 8 PP 4", _TUNING, 50.2, "GB", 1.15, "llama3-70B", "8 x 8xH100",
+        f"{_LLAMA} {_WIDE} {_SELECTIVE} core_attn", _of_last_stage, _ALSO, 1),
+    Row("TP 4 PP 4, feed-forward recomputed", _RECOMPUTE, 55.6, "GB", 1.15, "llama3-70B", "8 x 8xH100",
+        f"{_LLAMA} {_FOUR} {_SELECTIVE} mlp", _of_last_stage, _ALSO, 1),
     Row("Qwen3-8B, tokens a second and device", _BRIDGE, 10_456, "tokens/s", 2, "qwen3-8B", "4 x 8xH100",
-        f"--actor-num-nodes 2 --tensor-model-parallel-size 1 {_LONG} 128", _tokens, "layout not published"),
+        f"--actor-num-nodes 2 --tensor-model-parallel-size 1 {_FULL} 128", _tokens,
+        "layout not published; sets the share of the peak that matrix products reach", 1),
     Row("Moonlight-16B-A3B, the same", _BRIDGE, 22_528, "tokens/s", 2, "moonlight-16B-A3B", "4 x 8xH100",
-        f"--actor-num-nodes 2 --tensor-model-parallel-size 1 {_EXPERTS} 8 {_LONG} 128", _tokens,
-        "layout not published"),
+        f"--actor-num-nodes 2 --tensor-model-parallel-size 1 {_EXPERTS} 8 {_FULL} 128", _tokens,
+        "layout not published", 1),
     Row("Qwen3-30B-A3B, the same", _BRIDGE, 13_011, "tokens/s", 2, "qwen3-30B-A3B", "4 x 8xH100",
-        f"--actor-num-nodes 2 --tensor-model-parallel-size 1 {_EXPERTS} 16 {_LONG} 128", _tokens,
-        "experts over two nodes, whose messages overlap with arithmetic there and not here"),
+        f"--actor-num-nodes 2 --tensor-model-parallel-size 1 {_EXPERTS} 16 {_FULL} 128", _tokens,
+        "experts over two nodes, whose messages overlap with arithmetic there and not here", 1),
     Row("DeepSeek-V3 on 1,024, the same", _BRIDGE, 1_061, "tokens/s", 2, "deepseek-v3", "160 x 8xH100",
         "--actor-num-nodes 128 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 8"
-        f" --decoder-last-pipeline-num-layers 5 {_EXPERTS} 64 {_LONG} 1024 --rollout-num-gpus 32"
-        " --rollout-num-gpus-per-engine 32", _tokens, "as above"),
+        f" --pipeline-model-parallel-layout Et|(tt|)*30L {_SELECTIVE} mla_up_proj mlp {_EXPERTS} 64 {_FULL} 2048"
+        " --rollout-num-gpus 32 --rollout-num-gpus-per-engine 32", _tokens,
+        "as above; without its layer for multi-token prediction", 1),
 )  # fmt: skip
+
+
+#: the fleet of which no run is published: 16 stages of 8 devices on 16 nodes, and 64 engines of a node each
+_FLEET = (
+    "--actor-num-nodes 16 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16"
+    " --decoder-last-pipeline-num-layers 2 --expert-tensor-parallel-size 1"
+    " --expert-model-parallel-size 8 --rollout-num-gpus 512 --rollout-num-gpus-per-engine 8 --rollout-batch-size 64"
+)
+
+
+def fleet_table() -> str:
+    """Seconds of a sync by way, on networks of three speeds."""
+    networks = ("100Gb", "200Gb", "400Gb")
+    lines = [f"| GLM-4.5, 706 GB, by | {' | '.join(networks)} |", f"| --- |{' --- |' * len(networks)}"]
+    plans_of = [planned("glm4.5-355B-A32B", "80 x 8xH100", _FLEET, network=one) for one in networks]
+    for ways in zip(*(plan.ways for plan in plans_of), strict=True):
+        lines.append(f"| {ways[0].name} | {' | '.join(f'{way.seconds:.1f} s' for way in ways)} |")
+    return "\n".join(lines) + "\n"
 
 
 def table() -> str:
@@ -116,4 +165,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print(table(), fleet_table(), sep="\n", end="")

@@ -1,0 +1,83 @@
+"""The plan of `slime train --dry-run` for a run on GPUs: that of `slime plan`, on the devices that the run asks for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+
+from slime.config import RunConfig
+from slime.plugin.architecture import Architecture
+from slime_planner.cluster import GIB, GPUS, Cluster, GpuKind
+from slime_planner.devices import Devices, find_devices
+from slime_planner.fleet_lines import assumed_lines, engine_lines, memory_lines, step_lines, sync_line
+from slime_planner.fleet_plan import FleetPlan, fleet_plan
+from slime_planner.known_models import described
+from slime_planner.rates import Rates
+
+#: planned for if no device is seen from here
+_USUAL = GPUS["h100"]
+_OTHERS = "`slime plan MODEL --nodes N --gpus 8xH100-80GB` plans for others"
+
+
+def plan_at_hand(
+    config: RunConfig, model: Architecture, *, critic: bool, with_engines: bool, longest_prompt: int | None
+) -> dict[str, list[str]]:
+    """Label -> lines of the plan of a run on GPUs.
+
+    Args:
+        config: The run.
+        model: Its model, as it is trained.
+        critic: Whether a critic is trained.
+        with_engines: Whether the run has engines.
+        longest_prompt: Tokens of the longest prompt in the data, if known.
+    """
+    if longest_prompt is not None and config.rollout.rollout_max_prompt_len is None:
+        config = config.with_options("rollout", rollout_max_prompt_len=longest_prompt)
+    cluster, of_what = cluster_at_hand(config, find_devices(), with_engines=with_engines)
+    title = config.checkpoint.hf_checkpoint or model.family
+    plan = fleet_plan(config, described(title, model), cluster, Rates(), critic=critic)
+    lines = {"planned for": [f"{cluster}: {of_what}"], "memory": [*memory_lines(plan)]}
+    if with_engines:
+        lines["memory"] += engine_lines(plan)
+        lines["weight sync"] = [sync_line(plan)]
+        lines["seconds"] = [*step_lines(plan)]
+    return {**lines, "assumed": [*assumed_lines(plan.rates)], "notes": [*_warnings(plan, with_engines)]}
+
+
+def cluster_at_hand(config: RunConfig, devices: Devices, *, with_engines: bool) -> tuple[Cluster, str]:
+    """The nodes that a run asks for, with devices like those of this machine; and where that is from."""
+    options = config.cluster
+    engines = 0 if options.colocate or not with_engines else config.rollout_devices
+    asked, each = config.world_size + engines, options.actor_num_gpus_per_node
+    found = devices.usable()
+    if not found:
+        nodes = max(options.actor_num_nodes, -(-asked // each))
+        if nodes == 1 or (options.actor_num_nodes == 1 and asked <= 8):
+            nodes, each = 1, asked
+        return Cluster(nodes, each, _USUAL), f"assumed, for no NVIDIA device is seen from here; {_OTHERS}"
+    smallest = min(found, key=lambda gpu: gpu.memory_gb)
+    kind, words = kind_named(smallest.name)
+    kind = replace(kind, memory=smallest.memory_gb * 1e9 / GIB)
+    host = float(psutil.virtual_memory().total)
+    if options.ray_address is None and options.actor_num_nodes == 1:
+        return Cluster(1, len(found), kind, host_memory=host), f"this machine{words}; {_OTHERS}"
+    nodes = max(options.actor_num_nodes, -(-asked // len(found)))
+    return Cluster(nodes, len(found), kind, host_memory=host), f"nodes like this machine{words}; {_OTHERS}"
+
+
+def kind_named(name: str) -> tuple[GpuKind, str]:
+    """The kind of a device by the driver's name for it, and words if it is not known."""
+    words = re.findall(r"[a-z]+\d+[a-z]*", name.lower())
+    for word in words:
+        if word in GPUS:
+            return GPUS[word], ""
+    return replace(_USUAL, name=name), f" (the speed of {name} is not known, and that of {_USUAL.name} is assumed)"
+
+
+def _warnings(plan: FleetPlan, with_engines: bool) -> Iterator[str]:
+    for text in (*plan.misfits(), *plan.tight()):
+        if with_engines or "engine" not in text:
+            yield text

@@ -1,0 +1,81 @@
+"""A plan in words, for `slime plan` and `slime train --dry-run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from slime.observe.memory import size_text
+from slime_planner.cluster import GIB
+from slime_planner.fleet_plan import FleetPlan
+from slime_planner.rates import Rates
+
+
+def memory_lines(plan: FleetPlan) -> Iterator[str]:
+    """Of training ranks and hosts."""
+    have = plan.cluster.gpu.memory * GIB
+    totals = [need.total(plan.rates) for need in plan.stages]
+    if len(totals) > 1:
+        yield f"training ranks by stage: {', '.join(f'{total / GIB:.1f}' for total in totals)} GiB"
+    both = ", of policy and critic" if plan.critic else ""
+    for number in {totals.index(max(totals)): None, len(totals) - 1: None}:
+        need, total, held = plan.stages[number], totals[number], plan.stages[number].memory
+        stage = f" of stage {number}" if len(totals) > 1 else ""
+        yield (
+            f"a training rank{stage}: {size_text(held.total)} = weights {size_text(held.weights)} + gradients"
+            f" {size_text(held.gradients)} + optimizer {size_text(held.optimizer)}{both}; in a step {size_text(total)}"
+            f" with activations {size_text(need.activations)} (micro-batches of {plan.micro_batch}) +"
+            f" {size_text(need.passing)} in passing + {size_text(plan.rates.reserved)} reserved:"
+            f" {100 * total / have:.0f} % of a device's {size_text(have)}"
+        )
+    host = plan.host
+    parts = {
+        "offloaded optimizer": host.optimizer,
+        "released state, at most": host.colocated,
+        "reference": host.reference,
+        "routed experts of a batch": host.routes,
+    }
+    shown = " + ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size) or "nothing of the model"
+    yield f"a host: {size_text(host.total)} of {size_text(plan.cluster.host_memory)} = {shown}"
+
+
+def engine_lines(plan: FleetPlan) -> Iterator[str]:
+    """Of engines and their caches."""
+    engine = plan.engine
+    at_once = ", ".join(f"{number} of {length:,}" for length, number in plan.requests.items())
+    yield (
+        f"a device of an engine: weights {size_text(engine.weights)}; cache in what is left of {engine.share:g} of it:"
+        f" {engine.tokens:,} tokens in an engine, {engine.token / 1024:.3g} KiB of a token on a device; requests at"
+        f" once: {at_once} tokens"
+    )
+
+
+def step_lines(plan: FleetPlan) -> Iterator[str]:
+    """Seconds of a step, and of its training."""
+    one = plan.training
+    turns = f" + turns {plan.turns:.1f}" if plan.turns else ""
+    together = "whichever is longer" if plan.config.rollout.async_mode else "in turn"
+    yield (
+        f"a step: about {plan.step:.0f} s = generation {plan.generating:.0f}, training {one.total:.0f} ({together}) +"
+        f" sync {plan.sync.seconds:.1f}{turns}"
+    )
+    yield (
+        f"training: log-probs {one.log_probs:.1f} + matrix products {one.matrices:.1f} + memory {one.memory:.1f} +"
+        f" tensor parallelism {one.tensor:.1f} + experts' messages {one.experts:.1f} + bubble {one.bubble:.1f} +"
+        f" gradients {one.data:.1f} + optimizer {one.optimizer:.1f} s"
+    )
+
+
+def sync_line(plan: FleetPlan) -> str:
+    """The ways of a sync."""
+    ways = ", ".join(f"{way.name} {way.seconds:.1f} s" for way in plan.ways)
+    return f"weight sync of {plan.sync.bytes / 1e9:.0f} GB: {ways}; a step has {plan.sync.name}"
+
+
+def assumed_lines(rates: Rates) -> Iterator[str]:
+    """The rates behind all of it."""
+    yield ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in asdict(rates).items())
+    yield (
+        "`slime plan --help` describes each, and --rate-NAME changes it there; docs/planning.md compares predictions"
+        " with what others measured"
+    )
