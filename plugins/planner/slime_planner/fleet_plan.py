@@ -61,7 +61,7 @@ class HostNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class EnginePlan:
     """The engines of a run, and the seconds for a batch of theirs."""
 
     engine: EngineNeed
@@ -148,7 +148,7 @@ def fleet_plan(
     *,
     critic: bool = False,
     needs: list[StageNeed] | None = None,
-    generation: Generation | None = None,
+    generation: EnginePlan | None = None,
 ) -> FleetPlan:
     """The plan of a resolved configuration.
 
@@ -189,10 +189,10 @@ def fleet_plan(
     )
 
 
-def generation_of(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: Rates) -> Generation:
+def generation_of(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: Rates) -> EnginePlan:
     """What the engines need, and how long they generate: the same for all layouts of the trainer."""
     engine = _engine_need(config, model, cluster)
-    return Generation(engine, rollout_seconds(config, model, cluster, rates, work_of(config, rates), engine))
+    return EnginePlan(engine, rollout_seconds(config, model, cluster, rates, work_of(config, rates), engine))
 
 
 def stage_needs(

@@ -14,7 +14,7 @@ from slime.errors import ConfigError, did_you_mean
 from slime.plugin.architecture import Architecture, Rule
 from slime.weights.hf_config import read_hf_config
 from slime.weights.models import Models
-from slime_planner.predicted_memory import Kind, kinds_of
+from slime_planner.predicted_memory import LayerWeights, kinds_of
 
 _FOLDER = Path(__file__).parent / "models"
 
@@ -30,7 +30,7 @@ class PlannedModel:
     #: tensors, as they are sent to engines
     tensors: int
     #: its tensors by kind
-    kinds: list[Kind]
+    kinds: list[LayerWeights]
 
 
 def known_names() -> list[str]:

@@ -44,7 +44,7 @@ _HOST_STATE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LayerWeights:
     """Tensors that are alike but for their layer.
 
     Attributes:
@@ -75,7 +75,7 @@ class Kind:
         return self.rule.megatron.startswith(_PREDICTING)
 
 
-def kinds_of(model: Architecture) -> list[Kind]:
+def kinds_of(model: Architecture) -> list[LayerWeights]:
     """The tensors of a model by kind, so that what a layer needs is worked out once and not for every layer."""
     found: dict[tuple[object, ...], tuple[Rule, list[int]]] = {}
     for rule in model.rules:
@@ -84,7 +84,7 @@ def kinds_of(model: Architecture) -> list[Kind]:
         _, layers = found.setdefault(key, (rule, []))
         if layer:
             layers.append(int(layer[1]))
-    return [Kind(rule, tuple(layers)) for rule, layers in found.values()]
+    return [LayerWeights(rule, tuple(layers)) for rule, layers in found.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class RankMemory:
 
 
 def rank_memory(
-    config: RunConfig, model: Architecture, *, critic: bool = False, kinds: Sequence[Kind] = ()
+    config: RunConfig, model: Architecture, *, critic: bool = False, kinds: Sequence[LayerWeights] = ()
 ) -> list[RankMemory]:
     """What a rank of each pipeline stage needs; the ranks of a stage need the same.
 
@@ -261,7 +261,7 @@ def gpu_bytes() -> int | None:
 
 
 def _model_memory(
-    config: RunConfig, model: Architecture, kinds: Sequence[Kind], lora: Lora | None, *, output: bool = True
+    config: RunConfig, model: Architecture, kinds: Sequence[LayerWeights], lora: Lora | None, *, output: bool = True
 ) -> list[RankMemory]:
     stated = config.megatron
     tensor, pipeline = (int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline"))

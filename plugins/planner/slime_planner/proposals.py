@@ -11,7 +11,7 @@ from typing import Any
 from slime.config import RunConfig
 from slime.config.megatron_checks import layout_problems, needs_sequence_parallel
 from slime_planner.cluster import GIB, Cluster
-from slime_planner.fleet_plan import FleetPlan, Generation, fleet_plan, generation_of, stage_needs
+from slime_planner.fleet_plan import EnginePlan, FleetPlan, fleet_plan, generation_of, stage_needs
 from slime_planner.known_models import PlannedModel
 from slime_planner.predicted_cache import cache_token_bytes, engine_memory
 from slime_planner.predicted_memory import RankMemory, rank_memory
@@ -50,7 +50,7 @@ def proposals(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
     have = cluster.gpu.memory * GIB
     held: dict[tuple[Any, ...], list[RankMemory]] = {}
     fits: set[tuple[Any, ...]] = set()
-    generation: Generation | None = None
+    generation: EnginePlan | None = None
     for candidate in _candidates(config, model, cluster):
         if _division(candidate) in fits:  # what saves more memory only takes longer
             continue
