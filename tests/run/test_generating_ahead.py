@@ -30,7 +30,7 @@ class Driven:
         #: for each rollout trained on, how many others were begun
         self.ahead: list[int] = []
         self.run._rollout = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: None))
-        self.run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [0]))
+        self.run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [{}]))
         self.run.start_generation = self._begin
         self.run.wait_generation = lambda number: number
         self.run.train = self._train
@@ -89,7 +89,7 @@ def test_a_resumed_run_tells_the_rollout_process_the_ages_of_the_saved_versions(
     calls: list[tuple[Any, ...]] = []
     waited = SimpleNamespace(wait=lambda: calls.append(("known",)))
     run._rollout = SimpleNamespace(begin=lambda *call, **_: calls.append(call) or waited)
-    run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [0]))
+    run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [{}]))
     saved = {"trainer_part": tmp_path, "rollout_part": tmp_path, "path": tmp_path, "rollouts_done": 4}
     run._load(SimpleNamespace(**saved, weight_version=3, trained_at=saved_ages))
     run.sync_weights()
@@ -110,7 +110,7 @@ def test_the_rollout_process_knows_a_version_before_samples_of_it_can_be_finishe
     run, events = run_without_processes(tmp_path), list[str]()
     announced = SimpleNamespace(wait=lambda: events.append("known"))
     run._rollout = SimpleNamespace(begin=lambda *_, **__: events.append("announced") or announced)
-    run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [events.append("sent") or 0]))
+    run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [events.append("sent") or {}]))
     run._generating = {0: "in flight"} if generating else {}
     run.sync_weights()
     # Where nothing is generated, both go on at the same time; the next rollout begins after both.
@@ -132,6 +132,6 @@ def test_a_rollout_process_that_does_not_get_a_version_ends_the_run(tmp_path: Pa
         raise SlimeError("lost")
 
     run._rollout = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=fail))
-    run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [0]))
+    run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [{}]))
     with pytest.raises(SlimeError, match="lost"):
         run.sync_weights()
