@@ -17,7 +17,7 @@ TOOLS := requirements/dev.txt requirements/docs.txt
 # Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock-gpu quickstart quick test test-slow test-all nightly faults chaos kill-points soak docs lint types check mutants gpu-bundle gpu-proof clean
+.PHONY: install lock-gpu quickstart quick test test-slow nightly faults chaos kill-points soak docs lint types check mutants gpu-bundle gpu-proof clean
 
 install: $(VENV)/.installed-$(DEVICE)
 
@@ -56,10 +56,6 @@ test: install
 test-slow: install
 	$(PYTEST) -m "slow and not nightly"
 
-# Both in one session: modules are imported once, and neither process waits at the end of the first half.
-test-all: install
-	$(PYTEST) -m "not nightly"
-
 # What is too long for every push: examples, tutorials, installs, fuzzing, browsers, and the proofs below, one after the
 # other; when each part last passed is written to proofs/last_passed.toml. NIGHTLY="tests soak" chooses parts.
 nightly: install
@@ -93,7 +89,7 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-check: lint types test-all
+check: lint types test test-slow
 
 # Which single-line changes does no test notice? MUTANTS="--area losses --count 30 --seed 2" chooses; see CONTRIBUTING.md.
 mutants: install

@@ -68,7 +68,7 @@ def run_with(events: list[str], tmp_path: Path) -> tuple[Any, Rollouts]:
     rollouts = Rollouts(events)
     run._rollout = rollouts
     run._wait_rollout = lambda pending, _: EvalReport(pending.number, {})
-    run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [events.append("sync") or 0]))
+    run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [events.append("sync") or {}]))
     run.start_generation = lambda _number: None
     run.wait_generation = lambda number: number
     run.train = lambda number: events.append(f"train {number}")
