@@ -82,8 +82,18 @@ SHOPS: dict[str, frozenset[str]] = {
     ),
     # subclasses of the trainer's layers
     "slime_fused": frozenset({"train.attention", "train.layers", "train.output_layer"}),
-    # the run that is launched, and its checks
-    "slime_launch": frozenset({"config", "config.assemble", "cli.arguments", "cli.train"}),
+    # the run that is launched, and its checks; the cluster that it would join
+    "slime_launch": frozenset(
+        {
+            "config",
+            "config.assemble",
+            "config.run_file",
+            "cli.arguments",
+            "cli.train",
+            "run.placement",
+            "run.ray_session",
+        }
+    ),
     # formats of the weights that engines get, and the trainer's gap to them
     "slime_quantised": frozenset({"weights.fp8", "weights.verify", "weights.shards"}),
     "slime_planner": frozenset(

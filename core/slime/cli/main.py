@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("slime.cli.eval", "score a model or a checkpoint on held-out prompts"),
     "score": ("slime.cli.score", "try rewards on stored responses"),
     "launch": ("slime_launch.command", "run on a cluster: Slurm, Kubernetes, SkyPilot, Ray"),
+    "cluster": ("slime_launch.cluster_command", "check the nodes of a Ray cluster before a run"),
     "convert": ("slime_planner.convert", "write a checkpoint or an fp8 model as a Hugging Face folder"),
     "view": ("slime_viewer.view_command", "look at runs in the browser"),
     "show": ("slime_viewer.show_command", "print a run: curves, what went wrong, samples"),

@@ -1,0 +1,130 @@
+"""Run on each node of a Ray cluster by `slime cluster check`: what this node has, and sees of a run's files."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_ENGINES = ("ray", "torch", "sglang", "sglang-router", "megatron-core", "transformers")
+#: of each end of a file; to read whole models on all nodes would take minutes
+_READ = 1 << 20
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node."""
+
+    #: what it reads from the file that was written to the run folder for this; empty if it sees none
+    canary: str
+    #: path -> what stands for the content; empty if it cannot be read
+    contents: Mapping[str, str]
+    #: package -> version
+    versions: Mapping[str, str]
+    #: bytes that are free in shared memory
+    shared_memory: int
+    #: bytes that are free in the folder of temporary files
+    temporary: int
+    temporary_folder: str
+    #: how many files a process may have open at most
+    open_files: int
+    #: names of the proxies that its environment sets; their addresses may have keys
+    proxies: Sequence[str]
+    no_proxy: str
+
+
+def node_facts(canary: str, paths: Sequence[str]) -> NodeFacts:
+    """The facts of this node.
+
+    Args:
+        canary: The file in the run folder.
+        paths: Files and folders that the run reads.
+    """
+    temporary = os.environ.get("RAY_TMPDIR", "/tmp")
+    return NodeFacts(
+        _text(Path(canary)),
+        {path: fingerprint(Path(path)) for path in paths},
+        _versions(),
+        _free(SHARED_MEMORY),
+        _free(Path(temporary)),
+        temporary,
+        resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        [name for name in PROXIES if _variable(name)],
+        _variable("no_proxy"),
+    )
+
+
+class Inspector:
+    """Looks at its node; Ray makes one on each."""
+
+    def facts(self, canary: str, paths: Sequence[str]) -> NodeFacts:
+        """See `node_facts`."""
+        return node_facts(canary, paths)
+
+    def now(self) -> float:
+        """The node's clock."""
+        return time.time()
+
+
+def fingerprint(path: Path) -> str:
+    """What stands for the content of a file or folder: its files' names, sizes, beginnings and ends.
+
+    Empty if it is missing or cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        for file in _files(path):
+            size = file.stat().st_size
+            digest.update(f"{file.relative_to(path)}\0{size}\0".encode())
+            with file.open("rb") as opened:
+                digest.update(opened.read(_READ))
+                opened.seek(max(0, size - _READ))
+                digest.update(opened.read(_READ))
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    os.listdir(path)  # one that cannot be read would look empty
+    yield from sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": platform.python_version()}
+    for one in importlib.metadata.distributions():
+        name = str(one.metadata["Name"]).lower()
+        groups = {entry.group for entry in one.entry_points} if name not in _ENGINES else set()
+        if name in _ENGINES or any(group.partition(".")[0] == "slime" for group in groups):
+            found[name] = one.version
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _free(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name) or os.environ.get(name.upper()) or ""
