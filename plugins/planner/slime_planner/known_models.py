@@ -11,7 +11,7 @@ from typing import Any
 
 from slime.config import RunConfig
 from slime.errors import ConfigError, did_you_mean
-from slime.plugin.architecture import Architecture, Rule
+from slime.plugin.architecture import Architecture, Rule, Shape
 from slime.weights.hf_config import read_hf_config
 from slime.weights.models import Models
 from slime_planner.predicted_memory import LayerWeights, kinds_of
@@ -79,17 +79,21 @@ def _joined(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     alone: list[Rule] = []
     first: dict[tuple[object, ...], Rule] = {}
     numbers: dict[tuple[object, ...], int] = {}
+    sizes: dict[tuple[Shape, ...], int] = {}
     for rule in rules:
         if rule.layout != "concat":
             alone.append(rule)
             continue
-        shapes = rule.shapes
-        place = rule.megatron.split(".", 3)[:3]
-        name = rule.megatron
-        key = (*place, rule.expert is None, rule.parallel_dim is None, len(shapes[0]), ".mlp." in name)
-        key += (name.rpartition(".router.")[2] if ".router." in name else "",)
+        shapes, name = rule.shapes, rule.megatron
+        if shapes not in sizes:
+            sizes[shapes] = sum(map(math.prod, shapes))
+        if rule.expert is not None:  # nearly all of the tensors of a large model
+            key: tuple[object, ...] = (name.partition(".local_experts.")[0], rule.parallel_dim is None, len(shapes[0]))
+        else:
+            place = name.split(".", 3)[:3]
+            key = (*place, rule.parallel_dim is None, len(shapes[0]), ".mlp." in name, name.partition(".router.")[2])
         first.setdefault(key, rule)
-        numbers[key] = numbers.get(key, 0) + sum(map(math.prod, shapes))
+        numbers[key] = numbers.get(key, 0) + sizes[shapes]
     for key, rule in first.items():
         shape = (numbers[key],) if len(rule.shapes[0]) == 1 else (numbers[key], 1)
         alone.append(replace(rule, hf={rule.names[0]: shape}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
@@ -50,33 +49,17 @@ def test_the_page_has_the_tables_of_today() -> None:
     assert fleet_table() in page, "run `python plugins/planner/tests/published_runs.py`"
 
 
-#: of one core with nothing beside it: a sum that takes a fifth of a second
-_UNIT = "sum(number * number for number in range(4_000_000))"
-
-
 @pytest.mark.row("N8")
-def test_a_plan_of_every_script_loads_no_engine_and_takes_no_second() -> None:
-    """Of processor time, start included. Other work slows a core: a sum that is known tells by how much."""
+def test_a_plan_of_every_script_loads_no_engine() -> None:
     script = (
-        "import sys, time; from slime_planner.plan_command import run\n"
-        "from slime_planner.known_models import known_names\n"
-        "start, spent, units = time.process_time(), {}, []\n"
+        "import sys; from slime_planner.plan_command import run; from slime_planner.known_models import known_names\n"
         "for name in known_names():\n"
-        "    least = 9.0\n"
-        "    for attempt in range(2):\n"
-        "        began = time.process_time(); run([name, '--nodes', '32', '--gpus', '8xH100-80GB'])\n"
-        "        least = min(least, time.process_time() - began)\n"
-        "    spent[name] = least\n"
-        "for attempt in range(3):\n"
-        f"    began = time.process_time(); {_UNIT}; units.append((time.process_time() - began) / 0.2)\n"
+        "    run([name, '--nodes', '32', '--gpus', '8xH100-80GB'])\n"
+        "    print(name, file=sys.stderr)\n"
         "assert not {'torch', 'ray', 'megatron', 'sglang', 'transformers'} & set(sys.modules)\n"
-        "slower = max(1.0, sorted(units)[1])\n"
-        "print({name: (start + one) / slower for name, one in spent.items()}, file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
-    seconds: dict[str, float] = ast.literal_eval(done.stderr.splitlines()[-1])
-    assert set(seconds) == set(NAMES)
-    assert {name: one for name, one in seconds.items() if one >= 1} == {}
+    assert set(done.stderr.split()) == set(NAMES)
 
 
 def test_a_small_model_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
