@@ -312,7 +312,6 @@ def test_what_an_engine_joins_is_of_one_layer(family: str, model_folder: Folders
 
 
 def test_the_slowest_stage_is_the_one_of_the_lowest_rate() -> None:
-    assert stage_metrics({}) == {}
     found = stage_metrics({0: (4_000_000_000, 2.0), 1: (1_000_000_000, 1.0)})
     assert found == {
         "perf/sync/stage0_bytes": 4e9,
