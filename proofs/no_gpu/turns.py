@@ -2,7 +2,7 @@
 
 The engine is `MemoryOfEngine`: what SGLang with torch_memory_saver takes and gives back, by kind, past the trainer's
 allocator. The device is too small for both sides at once, so a stage out of order runs out of memory. What the trainer
-held must be there again, bit by bit, and while the engine works nothing of it may be on the device.
+held must be there again, bit by bit, and none of it may be on the device while the engine works.
 """
 
 from __future__ import annotations

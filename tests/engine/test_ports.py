@@ -83,4 +83,4 @@ def test_gloo_and_nccl_use_the_interface_of_the_address_unless_the_user_names_on
     assert on_interface_of("10.0.0.8") == {}  # an address that only a router knows
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     assert on_interface_of("10.0.0.7") == {"GLOO_SOCKET_IFNAME": "eth0"}
-    assert on_interface_of("127.0.0.1")["NCCL_SOCKET_IFNAME"] == "lo"  # nothing of it may leave this machine
+    assert on_interface_of("127.0.0.1")["NCCL_SOCKET_IFNAME"] == "lo"  # no message may leave this machine

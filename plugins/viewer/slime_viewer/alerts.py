@@ -334,7 +334,7 @@ class Check:
     find: Callable[[Metrics], Iterator[Alert]]
 
 
-#: the checks, in the order in which what they find is told
+#: the checks, in the order in which their findings are shown
 CHECKS = (
     Check("finite numbers", ("",), _not_finite),
     Check("reward", ("rollout/reward_mean",), _reward),

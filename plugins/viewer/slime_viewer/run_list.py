@@ -34,7 +34,7 @@ class RunList:
     _reading: threading.Lock = field(default_factory=threading.Lock)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What is told of each run, the newest first."""
+        """A row for each run, the newest first."""
         found = sorted(((_changed(path), path) for path in self.paths()), reverse=True)[:_MOST]
         with self._reading:
             return [row for changed, path in found if (row := self._row(path, changed)) is not None]
