@@ -120,7 +120,9 @@ def described_cluster(nodes: int, gpus: str, network: str = "400Gb", host_memory
     kind = GPUS.get(found[2].lower())
     if kind is None:
         names = [one.name for one in GPUS.values()]
-        raise ConfigError(f"--gpus {gpus}: {found[2]} is not known.{did_you_mean(found[2], names)} Known: {names}")
+        raise ConfigError(
+            f"--gpus {gpus}: {found[2]} is not known.{did_you_mean(found[2], names)} Known: {', '.join(names)}"
+        )
     if found[3] is not None:
         # A device of "80GB" has 79.6 GiB; another size of the same kind is as far below its name.
         kind = GpuKind(kind.name, float(found[3]) * 0.995, kind.bf16, kind.fp8, kind.bandwidth, kind.link)

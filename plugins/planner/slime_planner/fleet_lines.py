@@ -35,8 +35,8 @@ def memory_lines(plan: FleetPlan) -> Iterator[str]:
         "reference": host.reference,
         "routed experts of a batch": host.routes,
     }
-    shown = " + ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size) or "nothing of the model"
-    yield f"a host: {size_text(host.total)} of {size_text(plan.cluster.host_memory)} = {shown}"
+    if shown := " + ".join(f"{name} {size_text(size)}" for name, size in parts.items() if size):
+        yield f"a host: {size_text(host.total)} of {size_text(plan.cluster.host_memory)} = {shown}"
 
 
 def engine_lines(plan: FleetPlan) -> Iterator[str]:

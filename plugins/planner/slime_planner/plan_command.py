@@ -171,6 +171,13 @@ def _read(argv: Sequence[str]) -> _Asked:
 # --- what is printed ---------------------------------------------------------------------------------
 
 
+#: `make install` brings no TransformerEngine, and the command of a plan with it would be refused there
+_LAYERS = (
+    "TransformerEngine's (--layer-backend te), which comes with NVIDIA's images and not with `make install`; plan with"
+    " --layer-backend torch where it is missing"
+)
+
+
 def _lines(found: Proposals, asked: _Asked, command: Sequence[str], stated: RunConfig) -> Iterator[str]:
     for label, texts in _parts(found, asked, command, stated):
         for number, text in enumerate(texts):
@@ -186,6 +193,8 @@ def _parts(
         return
     first = found.best[0]
     yield "model", [f"{first.model.name}: {first.model.parameters / 1e9:.2f} billion parameters"]
+    if first.config.layer_backend == "te":
+        yield "layers", [_LAYERS]
     for number, plan in enumerate(found.best, 1):
         head = f"layout {number}" if len(found.best) > 1 else "layout"
         yield (
