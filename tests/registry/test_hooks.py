@@ -145,7 +145,7 @@ def test_a_crashing_config_check_stops_only_runs_that_use_its_plugin(
 
 def test_plugins_add_lines_to_the_plan(install: Any, caplog: pytest.LogCaptureFixture) -> None:
     install("slime-plan", "1", {"plan": "plan_mod"}, {"plan_mod": PLANNER})
-    options = PluginOptions(deny=["planner"])
+    options = PluginOptions(deny=["planner", "quantised"])
     facts = {"config": None, "model": None, "with_critic": False, "with_engines": True}
     plugins = survey_plugins(options)
     assert plugins.plan_lines(**facts, longest_prompt=2) == {"prompts": ["up to 5 tokens"], "notes": ["mine"]}
