@@ -79,8 +79,8 @@ def test_gloo_and_nccl_use_the_interface_of_the_address_unless_the_user_names_on
         monkeypatch.delenv(name, raising=False)
     expected = {"10.0.0.7": "eth0", "fd77::7": "eth1", "127.0.0.1": "lo"}
     for address, interface in expected.items():
-        assert on_interface_of(address) == {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        assert on_interface_of(address) == {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
     assert on_interface_of("10.0.0.8") == {}  # an address that only a router knows
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     assert on_interface_of("10.0.0.7") == {"GLOO_SOCKET_IFNAME": "eth0"}
-    assert on_interface_of("127.0.0.1")["NCCL_SOCKET_IFNAME"] == "lo"  # no message may leave this machine
+    assert on_interface_of("127.0.0.1")["NCCL_SOCKET_IFNAME"] == "=lo"  # no message may leave this machine

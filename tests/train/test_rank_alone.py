@@ -14,6 +14,7 @@ import torch
 from tests.train.harness import Centred, make_batch, make_config
 
 from slime.engine.control import EngineControl
+from slime.errors import ConfigError
 from slime.plugin import Advantages, EstimatorBatch
 from slime.plugin.architecture import Architecture
 from slime.rollout.train_batch import Ragged, TrainBatch
@@ -115,6 +116,35 @@ def test_every_rank_gathers_and_the_first_sends(number: int, made: list[Transpor
     assert rank.gathered == ["a", "b"] * 2
     sent = [[("1", ["a", "b"]), ("2", ["a", "b"])]] if number == 0 else []  # over one connection
     assert [transport.sent for transport in made] == sent
+
+
+def test_what_is_gathered_is_gathered_to_the_end_whatever_fails(
+    made: list[Transport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other ranks take part in it, and would wait for the timeout of their process group."""
+
+    class FaultyFormat:
+        """A quantisation that fails at the first tensor."""
+
+        def tensors(self, named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+            for _ in named:
+                raise ConfigError("no such format on these GPUs")
+            yield from ()
+
+    def unreachable(*_: Any, **__: Any) -> Transport:
+        raise OSError("no route to host")
+
+    rank = OneRank(0, tmp_path)
+    sender: Any = rank._sender
+    sender._quantised = FaultyFormat()
+    with pytest.raises(ConfigError, match="no such format"):
+        rank.sync_weights(["http://127.0.0.1:1"], None, 1, "1")
+    assert rank.gathered == ["a", "b"] and len(made) == 1
+    monkeypatch.setattr(transports, "create_transport", unreachable)
+    rank = OneRank(0, tmp_path)
+    with pytest.raises(OSError, match="no route"):
+        rank.sync_weights(["http://127.0.0.1:1"], None, 1, "1")
+    assert rank.gathered == ["a", "b"]
 
 
 def test_a_rank_connects_anew_when_engines_were_lost_or_restarted(made: list[Transport], tmp_path: Path) -> None:

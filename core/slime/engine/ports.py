@@ -109,13 +109,17 @@ def on_interface_of(host: str) -> dict[str, str]:
     Without them they use the address of the machine's host name: the network's where loopback would do, and loopback
     where other nodes must reach them. What the user has set for a network stays.
     """
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     if host == LOOPBACK:
-        return dict.fromkeys(names, "lo")
+        return _chosen("lo")
     for interface, addresses in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == host for one in addresses):
-            return {name: interface for name in names if name not in os.environ}
+            return {name: value for name, value in _chosen(interface).items() if name not in os.environ}
     return {}
+
+
+def _chosen(interface: str) -> dict[str, str]:
+    # To NCCL a name without `=` is the beginning of names: eth1 would also be eth10.
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def use_interface_of(host: str) -> None:

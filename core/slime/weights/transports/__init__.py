@@ -16,7 +16,7 @@ from slime.engine.control import EngineControl, EngineKeys
 from slime.engine.ports import own_address
 from slime.plugin.architecture import Architecture
 from slime.weights.quantised import Quantisation, quantisation_of
-from slime.weights.shards import GATHERED_BYTES, NamedTensors
+from slime.weights.shards import GATHERED_BYTES, NamedTensors, drained
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
 from slime.weights.transports.stages import senders_group, stage_metrics
@@ -63,6 +63,21 @@ class WeightSender:
         restarts: int,
     ) -> dict[str, float]:
         """Send the weights; arguments and result as of `sync_weights`."""
+        with drained(weights):  # also of those that are wrapped below, and if there is no transport yet
+            transport = self._transport_to(engine_urls, keys, tp_size=tp_size, restarts=restarts)
+            if self._quantised is not None:
+                weights = self._quantised.tensors(weights)
+            if isinstance(transport, DistributedTransport) and transport.follows:
+                transport.follow(weights)
+                return {}
+            sent = transport.send(weights, version=version)
+        shares = transport.shares if isinstance(transport, DistributedTransport) else {}
+        sent = sum(size for size, _ in shares.values()) or sent
+        return {"synced_bytes": float(sent), **(stage_metrics(shares) if shares else {})}
+
+    def _transport_to(
+        self, engine_urls: list[str], keys: EngineKeys | None, *, tp_size: int, restarts: int
+    ) -> WeightTransport:
         config, wanted = self._config, (tuple(engine_urls), restarts)
         if self._transport is None or wanted != self._connected:
             ep_size = config.sglang.get("ep_size", 1)
@@ -83,15 +98,7 @@ class WeightSender:
             else:  # an engine that was started again has lost its connection
                 self._transport.connect(engines)
             self._connected = wanted
-        if self._quantised is not None:
-            weights = self._quantised.tensors(weights)
-        if isinstance(self._transport, DistributedTransport) and self._transport.follows:
-            self._transport.follow(weights)
-            return {}
-        sent = self._transport.send(weights, version=version)
-        shares = self._transport.shares if isinstance(self._transport, DistributedTransport) else {}
-        sent = sum(size for size, _ in shares.values()) or sent
-        return {"synced_bytes": float(sent), **(stage_metrics(shares) if shares else {})}
+        return self._transport
 
     def close(self) -> None:
         """Disconnect from the engines."""

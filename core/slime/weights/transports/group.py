@@ -78,11 +78,11 @@ class BroadcastGroup:
             deadline: Monotonic seconds.
             watch: Called while waiting; raises when an engine could not join.
         """
+        place = f"the process group at {host_port(self.address, self.port)}"
         self._joined = self._attended(
             self._connect,
-            "joining the process group",
-            late=f"the engines did not join the process group at {host_port(self.address, self.port)} in time. Can they"
-            " reach that address?",
+            f"joining {place}",
+            late=f"the engines did not join {place} in time. Can they reach that address?",
             deadline=deadline,
             watch=watch,
         )
@@ -108,9 +108,7 @@ class BroadcastGroup:
                 raise WeightSyncError(f"Weight sync: {late} --weight-sync-timeout-s sets the limit.")
             running.join(_POLL_S)
         if isinstance(outcome[0], Exception):
-            raise WeightSyncError(
-                f"Weight sync: {doing} at {host_port(self.address, self.port)} failed: {outcome[0]}"
-            ) from outcome[0]
+            raise WeightSyncError(f"Weight sync: {doing} failed: {outcome[0]}") from outcome[0]
         return outcome[0]
 
     def _connect(self) -> Any:
@@ -134,7 +132,7 @@ class BroadcastGroup:
             # NCCL connects in its first collective operation, and waits for the engines inside.
             work = self._attended(
                 lambda: self._joined.broadcast(tensor, 0),
-                "connecting by NCCL",
+                "connecting to the engines by NCCL",
                 late="NCCL did not connect to the engines in time. Look at their logs; NCCL_DEBUG=INFO says more.",
                 deadline=deadline,
                 watch=watch,
