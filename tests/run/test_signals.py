@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -50,6 +51,14 @@ with ending_on_signals():
             time.sleep({cleaning})
 child.kill()
 """
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also when a shell started the tests in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_the_first_interruption_is_answered_at_once_and_the_third_ends_everything() -> None:

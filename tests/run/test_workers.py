@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions
@@ -306,7 +307,11 @@ def test_each_index_has_a_free_port_on_the_node_of_its_first_process(tmp_path: P
     workers.start([{"num_cpus": 0}] * 4, nodes=2)
     (host, first), (_, second) = workers.free_addresses(2)
     assert host == "127.0.0.1" and first != second
-    ray.kill(workers._actors[2])
+    killed = workers._actors[2]
+    ray.kill(killed)
+    with pytest.raises(RayActorError):  # ray.kill does not wait for the process to end
+        while True:
+            ray.get(killed.__ray_ready__.remote(), timeout=60)
     with pytest.raises(SlimeError, match=r"the supervisor of engine 1 "):
         workers.free_addresses(2)
     workers.stop(grace_s=1, orderly=False)
