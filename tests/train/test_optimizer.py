@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from slime.train import optimizer
-from slime.train.optimizer import GroupStepAdam, _l2_norm
+from slime.train.optimizer import GroupStepAdam, _l2_norm, clip_grads
 
 
 def updated(at_once: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[torch.Tensor], list[int]]:
@@ -47,12 +48,20 @@ def test_the_norm_is_of_all_gradients(dtype: torch.dtype) -> None:
     assert norm.item() == pytest.approx(exact.item(), rel=1e-6)
 
 
-def test_the_norm_is_megatrons_and_waits_for_no_device() -> None:
-    from megatron.core.utils import local_multi_tensor_l2_norm
-
-    gradients = [torch.randn(size) for size in (3, 1000, 70)]
-    theirs = torch.norm(torch.tensor([torch.norm(one) for one in gradients]))  # theirs puts it on a GPU by name
-    assert local_multi_tensor_l2_norm.__doc__
-    assert torch.equal(_l2_norm(0, torch.zeros(1), [gradients], False)[0], theirs.view(1))
+def test_the_norm_waits_for_no_device() -> None:
     nowhere = [torch.empty(3, device="meta"), torch.empty(5, device="meta")]
     assert _l2_norm(0, torch.zeros(1), [nowhere], False)[0].device.type == "meta"
+
+
+def test_megatrons_gradient_norm_is_computed_by_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients = [torch.randn(size) for size in (3, 1000, 70)]
+    calls = []
+    monkeypatch.setattr(optimizer, "_l2_norm", lambda *words: calls.append(words) or _l2_norm(*words))
+    # As where neither TransformerEngine nor Apex is, and with one rank.
+    monkeypatch.setattr(clip_grads, "l2_norm_impl", clip_grads.l2_norm_impl)
+    monkeypatch.setattr(optimizer.megatron_optimizer, "USING_PYTORCH_OPTIMIZER", True)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
+    optimizer.install_adam()
+    norm = clip_grads.get_grad_norm_fp32(gradients, 2)
+    assert norm == pytest.approx(sum(one.double().square().sum() for one in gradients).sqrt().item(), rel=1e-6)
+    assert [len(words[2][0]) for words in calls] == [3]

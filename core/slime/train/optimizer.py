@@ -159,17 +159,19 @@ class GroupStepAdam(torch.optim.Optimizer):
 def _parts(params: list[Any]) -> Iterator[list[Any]]:
     """The parameters, at most `_AT_ONCE` numbers together, or a larger one alone: torch's update copies as much."""
     part: list[Any] = []
+    numbers = 0
     for parameter in params:
-        if part and sum(p.numel() for p in part) + parameter.numel() > _AT_ONCE:
+        numbers += parameter.numel()
+        if part and numbers > _AT_ONCE:
             yield part
-            part = []
+            part, numbers = [], parameter.numel()
         part.append(parameter)
     if part:
         yield part
 
 
 def _l2_norm(_chunk: int, _overflow: Tensor, tensors: list[list[Tensor]], _each: bool) -> tuple[Tensor, None]:
-    """[1] the norm of all tensors together, as Megatron computes it, whose own form waits for the device at each."""
+    """[1] the norm of all tensors. Megatron's own version waits for the device once per tensor."""
     norms = torch._foreach_norm(tensors[0], dtype=torch.float32)
     return torch.linalg.vector_norm(torch.stack(norms)).view(1), None
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import json
 import os
 import re
 import socket
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,29 +26,47 @@ RAY = str(Path(sys.executable).with_name("ray"))
 
 
 @pytest.fixture
-def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def dashboard_packages(tmp_path: Path) -> str:
+    """A folder for PYTHONPATH with what Ray's dashboard imports, beside the packages of this environment."""
+    own = tmp_path / "dashboard"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(own)], check=True, timeout=120)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(own)}))
+    # What is installed here counts as installed there, so that pip adds only what is missing.
+    (packages / "parent.pth").write_text(sysconfig.get_path("purelib"))
+    words = ["install", "--quiet", f"ray[default]=={importlib.metadata.version('ray')}"]
+    added = subprocess.run(
+        [own / "bin" / "python", "-m", "pip", *words], capture_output=True, text=True, timeout=300, check=False
+    )
+    if added.returncode != 0:
+        pytest.skip(f"`ray job` needs Ray's dashboard, and ray[default] cannot be installed here: {added.stderr}")
+    return str(packages)
+
+
+@pytest.fixture
+def head(tmp_path: Path, dashboard_packages: str) -> Iterator[tuple[str, dict[str, str]]]:
     """The address of the dashboard of a Ray on this machine that wants a token, and the environment of its user."""
-    if lacking := [name for name in ("aiohttp_cors", "colorful") if importlib.util.find_spec(name) is None]:
-        pytest.skip(
-            f"`ray job` needs Ray's dashboard, which is not installed here: ray[default] ({', '.join(lacking)})"
-        )
     with socket.socket() as control, socket.socket() as dashboard:
         control.bind(("127.0.0.1", 0))
         dashboard.bind(("127.0.0.1", 0))
         port, page = control.getsockname()[1], dashboard.getsockname()[1]
     variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64, "RAY_JOB_STOP_WAIT_TIME_S": "200"}
-    variables |= {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": f"127.0.0.1:{port}"}
+    variables |= {"PYTHONPATH": dashboard_packages, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": f"127.0.0.1:{port}"}
     words = ["start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1", f"--dashboard-port={page}", "--block"]
-    words += ["--include-dashboard=true", "--disable-usage-stats", "--num-cpus=4", f"--temp-dir={tmp_path / 'r'}"]
-    with (tmp_path / "head.log").open("wb") as log:
+    words += ["--include-dashboard=true", "--disable-usage-stats", "--num-cpus=4", "--dashboard-host=127.0.0.1"]
+    # Ray's sockets need a short path.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short, (tmp_path / "head.log").open("wb") as log:
         process = subprocess.Popen(
-            [RAY, *words], env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            [RAY, *words, f"--temp-dir={short}"],
+            env={**os.environ, **variables},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    try:
-        yield f"http://127.0.0.1:{page}", {**os.environ, **variables}
-    finally:
-        process.terminate()
-        process.wait(120)
+        try:
+            yield f"http://127.0.0.1:{page}", {**os.environ, **variables}
+        finally:
+            process.terminate()
+            process.wait(120)
 
 
 def test_a_run_goes_through_ray_job(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def _hidden() -> Iterator[str]:
     if devices.gpus and not devices.usable():
         yield (
             f"the run computes on the CPU: CUDA_VISIBLE_DEVICES={visible!r} hides the GPUs of this machine,"
-            f" {_listed(devices.gpus)}. Unset it to use them"
+            f" {_listed(devices.gpus)}. To use them, unset it, and drop --device cpu if it is set"
         )
 
 
