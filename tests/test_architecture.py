@@ -78,7 +78,7 @@ PUBLIC = frozenset(
 #: what a shop may use of the street besides
 SHOPS: dict[str, frozenset[str]] = {
     "slime_viewer": frozenset(
-        {"cli.arguments", "cli.text_layout", "observe.metrics", "observe.terminal", "registry.plugin_set"}
+        {"cli.arguments", "cli.output", "cli.text_layout", "observe.metrics", "observe.terminal", "registry.plugin_set"}
     ),
     # subclasses of the trainer's layers
     "slime_fused": frozenset({"train.attention", "train.layers", "train.output_layer"}),
@@ -89,6 +89,7 @@ SHOPS: dict[str, frozenset[str]] = {
             "config.assemble",
             "config.run_file",
             "cli.arguments",
+            "cli.output",
             "cli.train",
             "run.placement",
             "run.ray_session",
@@ -110,6 +111,7 @@ SHOPS: dict[str, frozenset[str]] = {
             "weights.lora",
             "weights.fp8",
             # `slime doctor`
+            "cli.output",
             "cli.text_layout",
             # `slime convert`: checkpoints and model folders
             "cli.eval",

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.progress import ProgressColumn
 
 from slime.observe.samples import examples_of
 from slime.observe.step_line import COLUMNS, StepLine, number
-from slime.observe.terminal import LOG_WIDTH, Terminal
+from slime.observe.terminal import LOG_WIDTH, Terminal, progress_bar
 from slime.types import Group, Sample, Status
 
 METRICS = {column.metric: 0.5 for column in COLUMNS}
@@ -103,19 +105,40 @@ def test_a_log_gets_neither_escape_codes_nor_a_bar() -> None:
     assert "generating" not in file.getvalue()
 
 
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_a_terminal_shows_the_bar_and_removes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     file = Screen()
     shown = Terminal(59, file=file, width=100)
     shown.progress("generating", 3, 10)
     assert "generating" in file.getvalue() and "3/10" in file.getvalue()
     shown.step_finished(0, METRICS)
     assert file.getvalue().count("\x1b[?25l") == file.getvalue().count("\x1b[?25h") == 1
+
+
+def test_the_bar_has_a_rate_and_the_time_left_or_a_note_that_fits() -> None:
+    console = Console(file=Screen(), width=60, force_terminal=True)
+    bar = progress_bar(console)
+    clock = iter(range(100))
+    bar.get_time = lambda: float(next(clock))  # a second at every look
+    known = bar.add_task("generating", total=40, note="")
+    for done in (4, 8, 12):
+        bar.update(known, completed=done)
+    [task] = bar.tasks
+    assert task.speed is not None and 0 < task.speed <= 4
+    column = bar.columns[-1]
+    assert isinstance(column, ProgressColumn)
+    shown = str(column.render(task))
+    left = math.ceil(28 / task.speed)
+    assert shown == f"━━━━━━·············· 12/40  {task.speed:.3g}/s  {left}s left"
+    unknown = bar.add_task("starting engines", total=None, note="engine-0: " + "loading " * 20)
+    noted = str(column.render(bar.tasks[unknown]))
+    assert "engine-0: loading" in noted and noted.endswith("…")
+    assert len("- starting engines ") + len(noted) <= 60
 
 
 def test_a_response_cannot_control_the_terminal() -> None:

@@ -14,6 +14,7 @@ from slime.cli.checkpoint_config import (
     require_no_foreign_code,
     saved_settings,
 )
+from slime.cli.output import page
 from slime.cli.preflight import Preflight, preflight
 from slime.cli.text_layout import block, count
 from slime.cli.train import make_run_folder, run_folder
@@ -109,7 +110,7 @@ def run(argv: Sequence[str]) -> int:
         SlimeError: The evaluation failed.
     """
     if "--help" in argv or "-h" in argv:
-        print(_help())
+        page(_help())
         return 0
     name = time.strftime("eval_%Y-%m-%d_%H%M%S")
     request = read_request([word for word in argv if word != _DRY_RUN], name)

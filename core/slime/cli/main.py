@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from slime import __version__
+from slime.cli.output import is_coloured, write
 from slime.errors import (
     ConfigError,
     PreemptedError,
@@ -143,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("--help", "-h"):
-        print(_help())
+        write(_help())
         return 0 if words else 2
     if words[0] == "--version":
         print(f"slime {__version__}")
@@ -185,7 +186,8 @@ class _Warning(logging.Formatter):
     """Formats a log record like an error message: `slime: warning: ...`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"slime: {record.levelname.lower()}: {without_credentials(super().format(record))}"
+        level = _marked(f"{record.levelname.lower()}:", "33" if record.levelno == logging.WARNING else "1;31")
+        return f"slime: {level} {without_credentials(super().format(record))}"
 
 
 @contextmanager
@@ -203,7 +205,12 @@ def _warnings_to_stderr() -> Iterator[None]:
 
 
 def _fail(message: str) -> None:
-    _tell(f"error: {without_credentials(message)}")
+    _tell(f"{_marked('error:', '1;31')} {without_credentials(message)}")
+
+
+def _marked(word: str, colour: str) -> str:
+    """A word in a colour, where standard error may have one. Without rich, which may be what is missing."""
+    return f"\x1b[{colour}m{word}\x1b[0m" if is_coloured(sys.stderr) else word
 
 
 def _print_notes(error: BaseException) -> None:

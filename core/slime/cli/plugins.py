@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slime.cli.arguments import Arguments
+from slime.cli.output import write
 from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError, did_you_mean
 from slime.registry.component import Component
 from slime.registry.function_path import is_reference
@@ -69,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
             f" Commands: {', '.join(commands)}."
         )
     if {"-h", "--help"} & set(words):
-        print(_HELP.format(kinds=textwrap.fill(", ".join(_KIND_NAMES), 66, break_on_hyphens=False)), end="")
+        write(_HELP.format(kinds=textwrap.fill(", ".join(_KIND_NAMES), 66, break_on_hyphens=False)))
         return 0
     return commands[command](words)
 
@@ -111,7 +112,10 @@ def _list(words: Sequence[str]) -> int:
 
     with _prints_to_stderr():
         found = installed(kind=stated.kind, load=not stated.no_load)
-    print(found.content.model_dump_json(indent=2) if stated.json else found.text(verbose=stated.verbose))
+    if stated.json:
+        print(found.content.model_dump_json(indent=2))
+    else:
+        write(found.text(verbose=stated.verbose))
     return int(stated.check and found.has_problems)
 
 
@@ -145,7 +149,7 @@ def _show(words: Sequence[str]) -> int:
     stated = parser.read(words)
     with _prints_to_stderr():
         texts = [component_text(component) for component in _selected(survey_plugins(), stated.id, stated.kind)]
-    print("\n\n".join(texts))
+    write("\n\n".join(texts))
     return 0
 
 

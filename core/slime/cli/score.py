@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from slime.cli.arguments import Arguments
+from slime.cli.output import page
 from slime.cli.resume import CONFIG
 from slime.cli.text_layout import block, count
 from slime.cli.train_help import flag_lines
@@ -97,7 +98,7 @@ def run(argv: Sequence[str]) -> int:
         PluginError: A reward cannot be built.
     """
     if not argv or {"--help", "-h"} & set(argv):
-        print(_help())
+        page(_help())
         return 0 if argv else 2
     request = read_request(argv)
     with tempfile.TemporaryDirectory(prefix="slime-score-") as folder:

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 #: width of help texts, as of the narrowest usual terminal; and the column of the explanations
 WIDTH, _COLUMN = 80, 30
+#: characters of a column at least
+_NARROW = 4
 #: width of a pipe or a file, whose lines are not wrapped
-_UNLIMITED = 1_000_000
+UNLIMITED = 1_000_000
 
 
 def block(title: str, lines: Iterable[str]) -> str:
@@ -36,7 +38,7 @@ def hanging(label: str, text: str, width: int | None = None) -> Iterator[str]:
 
 def terminal_width() -> int:
     """The width of the terminal, or COLUMNS; unlimited in a pipe or a file."""
-    return shutil.get_terminal_size((_UNLIMITED, 0)).columns
+    return shutil.get_terminal_size((UNLIMITED, 0)).columns
 
 
 def entry(head: str, parts: Sequence[str], default: str) -> Iterator[str]:
@@ -57,17 +59,37 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = ""
     from rich.console import Console
     from rich.table import Column, Table
 
+    rows = [*rows]
+    room = terminal_width() - len(indent)
+    widths = _widths([[header[place], *(row[place] for row in rows)] for place in range(len(header))], room)
     # The first column holds names, which must not be split.
     columns = Table(
-        *(Column(name, overflow="fold", no_wrap=name == header[0]) for name in header), box=None, pad_edge=False
+        *(
+            Column(name, overflow="fold", no_wrap=not place, width=widths[place] if place else None)
+            for place, name in enumerate(header)
+        ),
+        box=None,
+        pad_edge=False,
     )
     for row in rows:
         columns.add_row(*row)
-    width = terminal_width() - len(indent)
-    console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
+    console = Console(width=room, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as printed:
         console.print(columns)
     return "\n".join((indent + line).rstrip() for line in printed.get().splitlines())
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """The widths of columns that fit: the widest ones become narrower, down to their longest word and then below it."""
+    widths = [max(map(len, cells)) for cells in columns]
+    words = [max((len(word) for cell in cells for word in cell.split()), default=1) for cells in columns]
+    for floors in (words, [_NARROW] * len(words)):
+        while sum(widths) + 2 * (len(widths) - 1) > room:
+            wide = [place for place in range(1, len(widths)) if widths[place] > floors[place]]
+            if not wide:
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def count(number: int, noun: str) -> str:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from slime.cli.checkpoint_config import exporting_config
+from slime.cli.output import page, write
 from slime.cli.plan import lines_of_plugins, plan_text
 from slime.cli.preflight import Preflight, preflight
 from slime.cli.resume import (
@@ -56,9 +57,9 @@ def run(argv: Sequence[str], *, elsewhere: bool = False) -> int:
             target = _HELP[word]
             rest = [other for other in argv if other not in _HELP and other != _DRY_RUN]
             if target is None and argv[0] == word and rest and not any(_chooses(other) for other in rest):
-                print(search_help(rest))
+                page(search_help(rest))
                 return 0
-            print(train_help(rest) if target is None else engine_help(target))
+            page(train_help(rest) if target is None else engine_help(target))
             return 0
     started = time.localtime()
     words, place = split_resume([word for word in argv if word != _DRY_RUN])
@@ -96,7 +97,7 @@ def run(argv: Sequence[str], *, elsewhere: bool = False) -> int:
                 from slime.cli.preflight_cluster import cluster_notes  # it imports Ray
 
                 notes += cluster_notes(checked)
-            print(plan_text(checked, of_plugins, notes))
+            write(plan_text(checked, of_plugins, notes))
             return 0
         with suppress(BrokenPipeError):  # nobody reads them, and the run goes on
             for note in notes:

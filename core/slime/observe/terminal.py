@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
 from slime.errors.raised import ONLY_IN_LOGS
 from slime.observe.evaluation import eval_table
 from slime.observe.metrics import eval_set_names
 from slime.observe.samples import question_text
-from slime.observe.step_line import StepLine
+from slime.observe.step_line import StepLine, duration
 from slime.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,32 @@ class _Output(Console):
         os.dup2(nowhere, self.file.fileno())
         os.close(nowhere)
         logger.warning("nobody reads standard output any more: the run goes on, and logs/driver.log has all lines")
+
+
+class _Pace(ProgressColumn):
+    """How much is done, how fast, and the time left; where that is unknown, the time taken and a note."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._width = console.width
+        self._full, self._rest, self._more = "=.~" if console.options.ascii_only else "━·…"
+
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            text = f"{duration(task.elapsed or 0.0)}  {task.fields.get('note', '')}"
+        else:
+            filled = round(BAR * task.completed / max(1.0, task.total))
+            text = f"{self._full * filled}{self._rest * (BAR - filled)} {task.completed:.0f}/{task.total:.0f}"
+            if task.speed and (left := task.time_remaining) is not None:
+                text += f"  {task.speed:.3g}/s  {duration(left)} left"
+        room = max(1, self._width - len(task.description) - 4)
+        return Text(text if len(text) <= room else f"{text[: room - 1]}{self._more}")
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar that vanishes in the end. Tasks without a total show their field `note`."""
+    columns = SpinnerColumn("line"), TextColumn("{task.description}", style="dim"), _Pace(console)
+    return Progress(*columns, console=console, transient=True, refresh_per_second=4)
 
 
 class Terminal:
@@ -110,25 +136,14 @@ class Terminal:
         if not self.live or self.quiet:
             return
         if self._progress is None:
-            self._progress = Progress(
-                SpinnerColumn("line"),
-                TextColumn("{task.description}", style="dim"),
-                BarColumn(bar_width=BAR),
-                TextColumn("{task.fields[count]}"),
-                TimeElapsedColumn(),
-                console=self._console,
-                transient=True,
-                refresh_per_second=4,
-            )
+            self._progress = progress_bar(self._console)
             self._progress.start()
-        room = max(0, self._console.width - len(activity) - BAR - 16)
-        counted = note[:room] if total is None else f"{done}/{total}"
         for task in self._progress.tasks:
             if task.description != activity:
                 self._progress.remove_task(task.id)
         if not self._progress.tasks:
-            self._progress.add_task(activity, count=counted)
-        self._progress.update(self._progress.task_ids[0], completed=done, total=total, count=counted)
+            self._progress.add_task(activity, total=total, completed=done or 0, note=note)
+        self._progress.update(self._progress.task_ids[0], completed=done, total=total, note=note)
 
     def hide_progress(self) -> None:
         """Remove the progress bar and restore the cursor."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.cli.arguments import Arguments
+from slime.cli.output import write
 from slime.config import RunConfig, config_problems, read_config, resolve
 from slime.config.assemble import stop_on
 from slime.config.run_file import PATHS, with_absolute_paths
@@ -72,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
     if "--" in words:
         words, flags = words[: words.index("--")], words[words.index("--") + 1 :]
     if not words or {"-h", "--help"} & set(words):
-        print(_HELP, end="")
+        write(_HELP)
         return 0 if words else 2
     stated = _arguments().read(words)
     config = _config(stated, flags)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slime.cli.arguments import Arguments
+from slime.cli.output import write
 from slime.errors import ConfigError, SlimeError
 from slime_launch.job import Job, LaunchOptions, Submitted, read_job, record, remember, submitted, write_launch
 from slime_launch.render import TEMPLATES, render
@@ -99,7 +100,7 @@ def run(argv: Sequence[str]) -> int:
     if "--" in words:
         words, flags = words[: words.index("--")], words[words.index("--") + 1 :]
     if not words or {"-h", "--help"} & set(words):
-        print(_HELP, end="")
+        write(_HELP)
         return 0 if words else 2
     stated = _arguments().read(words)
     asked = [name for name in _ASKED if getattr(stated, name)]

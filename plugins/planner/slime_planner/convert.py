@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.cli.eval import EvalRequest, read_request
+from slime.cli.output import write
 from slime.cli.preflight import preflight
 from slime.cli.preflight_model import ModelFacts, read_model, weight_problems
 from slime.cli.train import make_run_folder, run_folder
@@ -72,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
         SlimeError: The conversion failed.
     """
     if "--help" in argv or "-h" in argv:
-        print(_USAGE, end="")
+        write(_USAGE)
         return 0
     words = [word for word in argv if word not in (_VERIFY, _TO_MEGATRON)]
     if len(words) < 2 or any(word.startswith("-") for word in words[:2]):

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 from packaging.requirements import Requirement
 
+from slime.cli.output import write
 from slime.cli.text_layout import hanging
 from slime.errors import ConfigError
 from slime_planner.devices import Devices, Packages, doubts, find_devices, find_packages, problems
@@ -31,7 +32,7 @@ _SHOWN = ("megatron-core", "sglang", "sglang-router", "ray", "transformers")
 def run(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
     if set(argv) & {"-h", "--help"}:
-        print(_USAGE, end="")
+        write(_USAGE)
         return 0
     if argv:
         raise ConfigError(f"slime doctor takes no arguments, got {argv[0]!r}")
@@ -46,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
         *(("note", text) for text in notes),
     ]
     for label, text in labelled:
-        print("\n".join(hanging(f"{label:<15}", text)))
+        write("\n".join(hanging(f"{label:<15}", text)))
     return 1 if wrong else 0
 
 

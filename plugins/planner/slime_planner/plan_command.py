@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from slime.cli.output import write
 from slime.cli.text_layout import hanging
 from slime.config import RunConfig, read_config, resolve
 from slime.config.assemble import stop_on
@@ -73,7 +74,7 @@ def run(argv: Sequence[str]) -> int:
             f"  --rate-{one.name.replace('_', '-')} ({one.default:g})\n      {one.metadata['help']}\n"
             for one in fields(Rates)
         )
-        print(_USAGE.format(rates=rates, models="\n".join(hanging("  ", ", ".join(known_names())))), end="")
+        write(_USAGE.format(rates=rates, models="\n".join(hanging("  ", ", ".join(known_names())))))
         return 0
     # Ten thousands of tensors are described, and none of them is garbage.
     gc.disable()

@@ -1,4 +1,4 @@
-"""`slime compare`: two runs in the terminal: what differs in their configuration, plugins and curves."""
+"""`slime compare`: two runs in the terminal: whether they differ, in which metrics, and in which settings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from slime.cli.arguments import Arguments
-from slime.cli.text_layout import table
-from slime.observe.terminal import printable
+from slime.cli.output import Line, put, write
+from slime.cli.text_layout import hanging, terminal_width
 from slime_viewer.differences import (
     WINDOW,
     Difference,
@@ -20,13 +20,15 @@ from slime_viewer.differences import (
 )
 from slime_viewer.panels import panels
 from slime_viewer.run_files import RunFolder
+from slime_viewer.words import words
 
 _HELP = f"""\
 usage: slime compare RUN RUN [--all]
 
-Print what differs between two run folders: configuration, plugins, and metrics
-as the means of the last {WINDOW} steps that both have (of evaluations, the last
-one), differences beyond their 95 % interval first. Says if both are identical.
+Print what differs between two run folders: metrics, as the means of the last
+{WINDOW} steps that both have (of evaluations, the last one), those that differ by
+more than their 95 % interval first; then configuration and plugins. Says if
+both are identical.
 
   --all    every metric, instead of those that `slime show` has
   --help   this text
@@ -36,7 +38,7 @@ one), differences beyond their 95 % interval first. Says if both are identical.
 def run(argv: Sequence[str]) -> int:
     """The command; returns its exit code. Raises `ConfigError`."""
     if not argv or {"-h", "--help"} & set(argv):
-        print(_HELP, end="")
+        write(_HELP)
         return 0 if argv else 2
     parser = Arguments("slime compare")
     parser.add_argument("first", metavar="RUN", type=Path)
@@ -46,47 +48,103 @@ def run(argv: Sequence[str]) -> int:
     first, second = RunFolder(stated.first), RunFolder(stated.second)
     for folder in (first, second):
         folder.metrics.refresh()
-    print(printable("\n".join(_compared(first, second, every=stated.all))))
+    put(_compared(first, second, every=stated.all))
     return 0
 
 
-def _compared(first: RunFolder, second: RunFolder, *, every: bool) -> Iterator[str]:
-    header = ["", first.name, second.name]
+def _compared(first: RunFolder, second: RunFolder, *, every: bool) -> Iterator[Line]:
+    yield ["A  ", (str(first.path), "bold")]
+    yield ["B  ", (str(second.path), "bold")]
+    config, plugins = config_differences(first, second), plugin_differences(first, second)
     if (until := identical_until(first.metrics, second.metrics)) is not None:
-        yield f"identical: every reward, loss and evaluation is the same up to step {until}"
-    for title, found in (
-        ("configuration", config_differences(first, second)),
-        ("plugins", plugin_differences(first, second)),
-    ):
-        yield f"{title}: {'the same' if not found else ''}".rstrip()
-        if found:
-            yield table(header, _rows(found), indent="  ")
-    shown = (
-        None if every else {name for one in (first, second) for panel in panels(one.metrics) for name in panel.metrics}
-    )
-    ends = [one for one in metric_ends(first.metrics, second.metrics) if shown is None or one.name in shown]
-    yield "metrics:" if ends else "metrics: none that both have"
-    if ends:
-        rows = [
-            [
-                *(one.name, f"{one.first:.4g}", f"{one.second:.4g}", f"{one.second - one.first:+.3g}"),
-                *(_interval(one), str(one.step)),
-            ]
-            for one in ends
-        ]
-        yield table([*header, "difference", "95 %", "until step"], rows, indent="  ")
-        if any(one.clear for one in ends):
-            yield "  !: the difference is larger than its 95 % interval"
+        yield [("identical", "bold green"), f": every reward, loss and evaluation is the same up to step {until}"]
+    ends = {one.name: one for one in metric_ends(first.metrics, second.metrics)}
+    shown = [name for one in (first, second) for panel in panels(one.metrics) for name in panel.metrics]
+    # What was learned comes first. `dict` drops the names that both have.
+    names = [name for name in dict.fromkeys([*sorted(shown, key=_is_less), *(ends if every else ())]) if name in ends]
+    yield from _metrics([ends[name] for name in names])
+    yield from _settings("configuration", config)
+    yield from _settings("plugins", plugins)
     for folder in (first, second):
-        yield from (f"left out of {folder.path}: {problem}" for problem in folder.problems())
+        for problem in folder.problems():
+            yield from hanging(f"left out of {folder.path}: ", problem)
 
 
-def _rows(found: Sequence[Difference]) -> Iterator[list[str]]:
-    return ([one.name, _value(one.first), _value(one.second)] for one in found)
+def _metrics(ends: Sequence[Ends]) -> Iterator[Line]:
+    """What differs beyond its interval first, then what cannot be told apart, then what is the same."""
+    if not ends:
+        yield "metrics: none that both have"
+        return
+    same = [one for one in ends if one.first == one.second and not one.margin]
+    alike = [one for one in ends if one not in same and one.margin is not None and not one.clear]
+    unknown = [one for one in ends if one not in same and one.margin is None]
+    steps = sorted({one.step for one in ends})
+    until = f"up to step {steps[-1]}" if len(steps) == 1 else f"up to steps {steps[0]} to {steps[-1]}"
+    for title, style, rows in (
+        (f"differ by more than their 95 % interval ({until})", "bold yellow", [one for one in ends if one.clear]),
+        ("within their 95 % interval", "bold", alike),
+        ("differ, interval unknown", "bold", unknown),
+    ):
+        if rows:
+            yield ""
+            yield [(title, style)]
+            yield from _rows(rows)
+    if same:
+        yield ""
+        told = (
+            f"all {len(ends)} metrics"
+            if len(same) == len(ends)
+            else ", ".join(_title(one.name, unit=False) for one in same)
+        )
+        yield from hanging("the same: ", told)
 
 
-def _interval(ends: Ends) -> str:
-    return "·" if ends.margin is None else f"±{ends.margin:.2g}{' !' if ends.clear else ''}"
+def _rows(ends: Sequence[Ends]) -> Iterator[Line]:
+    cells: list[tuple[str, ...]] = [("", "A", "B", "B - A", "")]
+    for one in ends:
+        factor = words(one.name).factor
+        change = one.second - one.first
+        margin = "" if one.margin is None else f"±{one.margin * factor:.2g}"
+        values = (f"{value * factor:.4g}" for value in (one.first, one.second))
+        cells.append((_title(one.name), *values, f"{change * factor:+.3g}", margin))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    # A longer name gets a line of its own, so that the numbers fit beside the others.
+    widths[0] = max((len(row[0]) for row in cells if len(row[0]) <= terminal_width() - sum(widths[1:]) - 10), default=0)
+    for name, *numbers in cells:
+        if len(name) > widths[0]:
+            yield f"  {name}"
+        line = f"  {name if len(name) <= widths[0] else '':<{widths[0]}}"
+        line += "".join(f"  {cell:>{width}}" for cell, width in zip(numbers, widths[1:], strict=True))
+        yield [(line.rstrip(), "" if name else "dim")]
+
+
+def _is_less(name: str) -> bool:
+    """Whether a metric comes after what the runs have learned: the evaluations and the reward."""
+    return not name.startswith(("eval/", "rollout/reward"))
+
+
+def _title(name: str, *, unit: bool = True) -> str:
+    """A metric in words."""
+    called = words(name)
+    title = f"held out: {called.title}" if name.startswith("eval/") else called.title
+    return f"{title}, {called.unit}" if unit and called.unit else title
+
+
+def _settings(title: str, found: Sequence[Difference]) -> Iterator[Line]:
+    yield ""
+    if not found:
+        yield [(title, "bold"), ": the same"]
+        return
+    yield [(title, "bold")]
+    names = max(len(one.name) for one in found)
+    for one in found:
+        line = f"  {one.name:<{names}}  {_value(one.first)} -> {_value(one.second)}"
+        if len(line) <= terminal_width():
+            yield line
+            continue
+        yield f"  {one.name}"
+        yield from hanging("    A  ", _value(one.first))
+        yield from hanging("    B  ", _value(one.second))
 
 
 def _value(value: Any) -> str:

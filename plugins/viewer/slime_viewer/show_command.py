@@ -1,32 +1,28 @@
-"""`slime show`: a run in the terminal: its curves, what went wrong, its worst and best samples."""
+"""`slime show`: a run in the terminal: as a whole, one metric of it, or its worst and best samples."""
 
 from __future__ import annotations
 
-import math
-import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from slime.cli.arguments import Arguments
-from slime.cli.text_layout import count, hanging
+from slime.cli.output import Line, progress, put, write
+from slime.cli.text_layout import count, terminal_width
 from slime.errors import ConfigError, did_you_mean
-from slime.observe.terminal import printable
 from slime_viewer import queries
-from slime_viewer.alerts import Counts, alerts
+from slime_viewer.curves import Change, sparkline
 from slime_viewer.filters import EXAMPLE, Condition, read_filter
 from slime_viewer.index import RunIndex, message_text, open_index, prompt_text
-from slime_viewer.panels import evaluation_sets, panels
-from slime_viewer.progress import progress
+from slime_viewer.overview import overview
+from slime_viewer.panels import panels
 from slime_viewer.run_files import RunFolder
-from slime_viewer.verdict import LOOK, Verdict, verdict
+from slime_viewer.words import words
 
 _HELP = f"""\
-usage: slime show RUN                   curves, evaluations, what went wrong
+usage: slime show RUN                   how it goes, what went wrong, its curves
        slime show RUN --metric NAME     one metric, step by step
        slime show RUN [--step N] [--where FILTER] [--worst K | --best K]
                       [--full]          samples
@@ -47,16 +43,13 @@ group, index, version, status, kind (train, dropped, eval, failed), set,
 finish, dropped, failure. Words, or a text in quotes, are searched in prompts
 and answers.
 """
-_BARS = "▁▂▃▄▅▆▇█"
-_WIDTH, _TEXT = 40, 1200
-#: bytes of samples that are read for the overview
-_READ_BYTES = 32 * 2**20
+_TEXT = 1200
 
 
 def run(argv: Sequence[str]) -> int:
     """The command; returns its exit code. Raises `ConfigError`."""
     if not argv or {"-h", "--help"} & set(argv):
-        print(_HELP, end="")
+        write(_HELP)
         return 0 if argv else 2
     parser = Arguments("slime show")
     parser.add_argument("run", metavar="RUN", type=Path)
@@ -77,6 +70,7 @@ def run(argv: Sequence[str]) -> int:
             raise ConfigError(f"slime show {name} {number}: expected 1 or more")
     if samples and stated.metric:
         raise ConfigError("slime show --metric shows no samples; drop the other options")
+    lines: Iterator[Line]
     if samples:
         most, best = (
             (3 if stated.worst is None else stated.worst, False) if stated.best is None else (stated.best, True)
@@ -84,9 +78,8 @@ def run(argv: Sequence[str]) -> int:
         lines = _samples(folder, stated.step, stated.where, most, best=best, full=stated.full)
     else:
         folder.metrics.refresh()
-        lines = _metric(folder, stated.metric) if stated.metric else _overview(folder)
-    for line in lines:
-        print(printable(line))
+        lines = _metric(folder, stated.metric) if stated.metric else overview(folder)
+    put(lines)
     return 0
 
 
@@ -100,98 +93,41 @@ def _with_filter(argv: Sequence[str]) -> list[str]:
     return words
 
 
-# --- the run -----------------------------------------------------------------------------------------
+# --- one metric --------------------------------------------------------------------------------------
 
 
-def _overview(folder: RunFolder) -> Iterator[str]:
-    metrics = folder.metrics
-    gone = progress(folder)
-    judged = verdict(folder, gone, alerts(metrics, _counts(folder)))
-    yield f"{folder.path}  {gone.state}, {gone.steps}"
-    yield from _judged(folder, judged)
-    used = folder.plugins().get("used", {})
-    for slot in ("estimator", "reward", "generator", "datasource"):
-        if isinstance(used, dict) and isinstance(used.get(slot), dict):
-            yield f"  {slot:<12}{used[slot].get('id')}  ({used[slot].get('distribution')} {used[slot].get('version')})"
-    for panel in panels(metrics):
-        for number, name in enumerate(panel.metrics):
-            steps, values = metrics.series(name)
-            if number == 0:
-                yield f"{panel.title}"
-            change = f"{_number(values[0])} -> {_number(values[-1])}" if values else "· (no finite value)"
-            yield f"  {name:<28}{sparkline(values):<{_WIDTH}}  {change}"
-    for name in evaluation_sets(metrics):
-        steps, values = metrics.series(f"eval/{name}")
-        ends = {end: dict(zip(*metrics.series(f"eval/{name}/{end}"), strict=True)) for end in ("low", "high")}
-        shown = [
-            f"{_number(value)} ({_number(ends['low'].get(step))} to {_number(ends['high'].get(step))}) after {step}"
-            for step, value in zip(steps, values, strict=True)
-        ]
-        yield f"Evaluation {name}: " + ", ".join(shown if len(shown) < 4 else [shown[0], "…", *shown[-2:]])
-    events = folder.events()
-    if events:
-        yield f"Log: {count(len(events), 'warning or error')}, the last ones"
-        yield from (f"  {event.time} {event.level}: {event.text}" for event in events[-3:])
-    for problem in folder.problems():
-        yield f"left out: {problem}"
-    yield f"again: {folder.command()}"
-
-
-def _judged(folder: RunFolder, judged: Verdict) -> Iterator[str]:
-    """The verdict in lines."""
-    yield judged.title
-    for reason in judged.reasons:
-        yield from hanging("    ", reason)
-    if judged.command:
-        yield f"    {judged.command}"
-        yield from hanging("    ", judged.command_note)
-    if judged.alerts and judged.state != LOOK:
-        yield f"Worth a look: {len(judged.alerts)}"
-    for alert in judged.alerts:
-        yield from hanging("  ! ", alert.text)
-        yield from hanging("    ", alert.advice)
-        if alert.filter:
-            yield f"    {shlex.join(['slime', 'show', str(folder.path), '--where', alert.filter])}"
-
-
-def _counts(folder: RunFolder) -> Counts | None:
-    """What the samples of a small run show; larger ones would have to be indexed first."""
-    files = [file for file in folder.sample_files() if file.kind == "train"]
-    try:
-        if sum(file.path.stat().st_size for file in files) > _READ_BYTES:
-            return None
-    except OSError:
-        return None
-    with closing(RunIndex(folder, None, files, words=False)) as index:
-        index.refresh()
-        return queries.counts(index)
-
-
-def _metric(folder: RunFolder, name: str) -> Iterator[str]:
-    known = folder.metrics.names
-    if name not in known:
-        near = did_you_mean(name, known) or f" It has: {', '.join(known) or 'none'}"
-        raise ConfigError(f"{folder.path} has no metric {name!r}.{near}")
+def _metric(folder: RunFolder, asked: str) -> Iterator[Line]:
+    name = _metric_called(folder, asked)
     steps, values = folder.metrics.series(name)
-    yield f"{name}  {sparkline(values, 60)}"
-    for step, value in zip(steps, values, strict=True):
-        yield f"{step:>8}  {_number(value)}"
-
-
-def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
-    """A curve of `width` characters or fewer; each shows the mean of its share of the values."""
     if not values:
-        return ""
-    width = min(width, len(values))
-    edges = [round(column * len(values) / width) for column in range(width + 1)]
-    means = [math.fsum(values[low:high]) / (high - low) for low, high in pairwise(edges)]
-    low, high = min(means), max(means)
-    span = high - low
-    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1))] if span > 0 else _BARS[0] for mean in means)
+        yield f"{name}  no finite value"
+        return
+    called = words(name)
+    change = Change.of(values)
+    yield [(name, "bold"), f"  {change.text(called)}"]
+    yield [(sparkline(values, min(terminal_width() - 2, 100), share=called.unit == "%"), "cyan")]
+    for step, value in zip(steps, values, strict=True):
+        yield f"{step:>8}  {value:.4g}"
 
 
-def _number(value: float | None) -> str:
-    return "·" if value is None else f"{value:.4g}"
+def _metric_called(folder: RunFolder, asked: str) -> str:
+    """The metric of this name, or of the words that the overview has for it. Raises `ConfigError`."""
+    known = folder.metrics.names
+    if asked in known:
+        return asked
+    # Those that are shown come first: `rollout/reward_mean`, and not the seconds that rewards took.
+    shown = [name for panel in panels(folder.metrics) for name in panel.metrics]
+    titles = {words(name).title: name for name in reversed(shown)}
+    if asked in titles:
+        return titles[asked]
+    for names in (shown, known):
+        called = {one: name for name in reversed(names) for one in (name.rpartition("/")[2], words(name).title)}
+        if near := did_you_mean(asked, called):
+            near = f" Did you mean {called[near.removeprefix(' Did you mean ').removesuffix('?')]}?"
+            break
+    else:
+        near = did_you_mean(asked, known) or f" It has: {', '.join(known) or 'none'}"
+    raise ConfigError(f"{folder.path} has no metric {asked!r}.{near}")
 
 
 # --- samples -----------------------------------------------------------------------------------------
@@ -236,17 +172,19 @@ def _of_index(
 
 
 def _build(index: RunIndex) -> None:
-    """Bring an index up to date, and say so if that takes long."""
-    started, told = time.monotonic(), False
+    """Bring an index up to date, and say how far that is if it takes long."""
+    told = time.monotonic()
+    with progress("indexing the samples once:", "MiB") as tell:
 
-    def slow() -> bool:
-        nonlocal told
-        if not told and time.monotonic() - started > 2:
-            print(f"slime: indexing the samples once, into {index.path}", file=sys.stderr)
-            told = True
-        return False
+        def goes_on() -> bool:
+            nonlocal told
+            # The state is asked for rarely: it looks at every file.
+            if time.monotonic() - told > 0.5:
+                told, state = time.monotonic(), index.state()
+                tell(state.done // 2**20, state.total // 2**20)
+            return False
 
-    index.refresh(slow)
+        index.refresh(goes_on)
 
 
 def _sample(found: queries.Found, *, full: bool) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime.cli.arguments import Arguments
+from slime.cli.output import write
 from slime.errors import ConfigError, SlimeError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ Ctrl-C ends it. `slime show` prints a run in the terminal.
 def run(argv: Sequence[str]) -> int:
     """The command; returns its exit code. Raises `ConfigError`."""
     if {"-h", "--help"} & set(argv):
-        print(_HELP, end="")
+        write(_HELP)
         return 0
     parser = Arguments("slime view")
     parser.add_argument("runs", metavar="RUN", nargs="*", type=Path)

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
+import pty
 import shlex
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
-from plugins.viewer.tests.making import make_run, sample_of
+from plugins.viewer.tests.making import GROUPS, SAMPLES, make_run, rising, sample_of
 
 from slime.cli.main import main
 from slime.config import read_config
 from slime.observe.samples import write_rollout
 from slime.types import Group, Status
+from slime_viewer.curves import Change, noise, sparkline
 from slime_viewer.differences import identical_until, metric_ends
 from slime_viewer.run_files import Metrics
-from slime_viewer.show_command import sparkline
+from slime_viewer.words import words
 
 
 def slime(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> str:
@@ -30,9 +38,12 @@ def slime(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> 
 def test_a_run_is_shown_with_its_curves_alerts_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "run", steps=12, metrics=lambda _: {"rollout/truncated_ratio": 0.5})
     out = slime(capsys, "show", folder)
-    assert f"{folder}  finished, 12 steps" in out
+    assert out.startswith(f"finished, 12 steps  {folder}\nWorth a look: 1\n")
     assert "reward      rewards/exact_match  (slime-rl 0.1.0)" in out
-    assert "0.5 -> 1\n" in next(line + "\n" for line in out.splitlines() if "rollout/reward_mean" in line)
+    # Of twelve steps, the means of the first and the last four.
+    first = [rising(step, group, n) for step in range(4) for group in range(GROUPS) for n in range(SAMPLES)]
+    reward = next(line.split() for line in out.splitlines() if line.startswith("  reward  "))
+    assert reward[1:4] == [f"{sum(first) / len(first):.3g}", "->", "1"] and len(reward[4]) == 12
     assert "50% of the responses were cut off" in out
     assert f"slime show {folder} --where 'kind:train status:truncated step>=0'" in out
     assert "warning: the reward is slow" in out
@@ -42,7 +53,7 @@ def test_a_run_is_shown_with_its_curves_alerts_and_command(tmp_path: Path, capsy
 def test_a_metric_that_was_never_finite_has_no_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "run", metrics=lambda _: {"train/loss": math.nan})
     out = slime(capsys, "show", folder)
-    assert "train/loss" in next(line for line in out.splitlines() if line.endswith("· (no finite value)"))
+    assert "  loss" in next(line for line in out.splitlines() if line.endswith("no finite value"))
     assert "train/loss had no finite value, first in step 0" in out
 
 
@@ -89,9 +100,21 @@ def test_hostile_texts_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.
 def test_one_metric_is_shown_step_by_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "run")
     out = slime(capsys, "show", folder, "--metric", "train/kl")
-    assert [line.split() for line in out.splitlines()[1:]] == [[str(step), f"{0.01 * step:.4g}"] for step in range(6)]
+    assert [line.split() for line in out.splitlines()[2:]] == [[str(step), f"{0.01 * step:.4g}"] for step in range(6)]
     told = slime(capsys, "show", folder, "--metric", "train/kll", code=2)
     assert "has no metric 'train/kll'. Did you mean train/kl?" in told
+
+
+def test_a_metric_is_found_by_its_words_and_the_nearest_is_one_that_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "run", metrics=lambda _: {"time/reward": 0.1, "rollout/reward_seconds_mean": 0.1})
+    assert slime(capsys, "show", folder, "--metric", "reward").startswith("rollout/reward_mean  ")
+    assert slime(capsys, "show", folder, "--metric", "KL to the reference").startswith("train/kl  ")
+    for word in ("rewards", "reward_meen", "rollout/reward_meen"):
+        told = slime(capsys, "show", folder, "--metric", word, code=2)
+        assert "Did you mean rollout/reward_mean?" in told
+    assert "Did you mean time/reward?" in slime(capsys, "show", folder, "--metric", "time/rewrd", code=2)
 
 
 @pytest.mark.parametrize(
@@ -115,24 +138,47 @@ def test_wrong_words_are_refused(
 
 
 def test_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = make_run(tmp_path / "first", steps=12)
+    first_run = make_run(tmp_path / "first", steps=12)
     second = make_run(
         tmp_path / "second", steps=14, reward=lambda *_: 0.0, config="[run]\nseed = 2\n\n[megatron]\nlr = 0.001\n"
     )
     used = json.loads((second / "plugins.json").read_text())
     used["used"]["reward"]["options"] = {"strict": True}
     (second / "plugins.json").write_text(json.dumps(used))
-    out = slime(capsys, "compare", first, second)
+    out = slime(capsys, "compare", first_run, second)
     rows = {words[0]: words[1:] for line in out.splitlines() if (words := line.split())}
-    assert rows["run.seed"] == ["1", "2"] and "megatron.lr" not in rows
-    assert rows["reward.options.strict"] == ["·", "True"]
-    # The means of the last ten steps that both have: 2 to 11.
-    assert rows["rollout/reward_mean"][1:] == ["0", *rows["rollout/reward_mean"][2:4], "!", "11"]
-    assert rows["train/kl"] == ["0.065", "0.065", "+0", "±0", "11"]
+    assert rows["run.seed"] == ["1", "->", "2"] and "megatron.lr" not in rows
+    assert rows["reward.options.strict"] == ["·", "->", "True"]
+    # The means of the last ten steps that both have, 2 to 11.
+    right = [rising(step, group, n) for step in range(2, 12) for group in range(GROUPS) for n in range(SAMPLES)]
+    mean = sum(right) / len(right)
+    assert rows["reward"][:3] == [f"{mean:.4g}", "0", f"{-mean:+.3g}"]
+    lines = out.splitlines()
+    clear, same = lines.index(next(line for line in lines if "differ by more" in line)), out.index("the same: ")
+    assert "(up to step 11)" in lines[clear] and out.index("  reward ") < same < out.index("configuration")
+    assert "KL to the reference" in out[same : out.index("configuration")]
     assert "identical" not in out
-    same = slime(capsys, "compare", first, first)
-    assert same.startswith("identical: every reward, loss and evaluation is the same up to step 11")
-    assert "configuration: the same" in same and "plugins: the same" in same
+    same_run = slime(capsys, "compare", first_run, first_run)
+    assert same_run.splitlines()[2] == "identical: every reward, loss and evaluation is the same up to step 11"
+    assert "the same: all " in same_run
+    assert "configuration: the same" in same_run and "plugins: the same" in same_run
+
+
+def test_names_of_runs_and_metrics_stay_whole_at_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    more = {"rollout/reward/a_part_with_a_name_longer_than_any_other_has": 0.5, "train/logprob_gap_mean": 1e-7}
+    one, other = (
+        make_run(tmp_path / name, 12, metrics=lambda step, by=by: {n: v + by * step for n, v in more.items()})
+        for name, by in (("a-run-with-a-long-name-of-a-date", 0.0), ("another-run-with-a-long-name", 0.001))
+    )
+    compared, shown = slime(capsys, "compare", one, other), slime(capsys, "show", one)
+    for out in (compared, shown):
+        assert "reward, a part with a name longer than any other has" in out
+        assert "log-prob gap, engine to trainer" in out
+        # A command to copy, and a path, stay in one line.
+        assert [line for line in out.splitlines() if len(line) > 80 and str(tmp_path) not in line] == []
 
 
 def rows_of(folder: Path, rows: dict[int, dict[str, float]]) -> Metrics:
@@ -172,9 +218,54 @@ def test_runs_are_identical_up_to_the_end_of_the_shorter_one_whatever_their_time
 
 
 def test_a_curve_is_drawn_from_the_means_of_its_parts() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 40) == "▁▂▃▄▅▆▇█"
     assert sparkline([0, 0, 7, 7], width=2) == "▁█"
-    assert sparkline([3, 3]) == "▁▁" and sparkline([]) == ""
+    assert sparkline([], 40) == "" and sparkline([0, 0], 40) == "▁▁"
+    assert sparkline([3, 3], 40) == "▅▅"  # a constant is not drawn as zero
+    # A share that moves between 0 and 1 % stays at the bottom, and one close to 1 at the top.
+    assert set(sparkline([0.0, 0.01] * 3, 40, share=True)) == {"▁"}
+    assert set(sparkline([1.0, 0.99] * 3, 40, share=True)) == {"█"}
+
+
+def test_noise_fills_a_third_of_a_curve_and_a_trend_all_of_it() -> None:
+    random = Random(7)
+    noisy = [5 + random.gauss(0, 1) for _ in range(2000)]
+    assert noise(noisy) == pytest.approx(1.0, rel=0.1)
+    levels = ["▁▂▃▄▅▆▇█".index(bar) for bar in sparkline(noisy, 40)]
+    assert max(levels) - min(levels) <= 3
+    assert not Change.of(noisy).clear and Change.of(noisy).text(words("train/loss")).startswith("about 5")
+    rising = [value + step / 100 for step, value in enumerate(noisy)]
+    drawn = sparkline(rising, 40)
+    assert (drawn[0], drawn[-1]) == ("▁", "█") and Change.of(rising).clear
+    # A line without noise, and one jump in it, are no noise.
+    assert noise([float(step) for step in range(100)]) == 0 == noise([0.0] * 50 + [9.0] * 50)
+
+
+def test_a_terminal_gets_colours_and_no_color_turns_them_off(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=12)
+    for more, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
+        shown = in_terminal(["show", str(folder)], columns=80, **more)
+        assert ("\x1b[" in shown) is coloured
+        assert "finished, 12 steps" in shown and "▁" in shown
+
+
+def in_terminal(words: list[str], columns: int, **more: str) -> str:
+    """What `slime` prints to a terminal."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 200, columns, 0, 0))
+    variables = {**os.environ, "TERM": "xterm", **more}
+    for name in {"NO_COLOR", "COLUMNS", "FORCE_COLOR"} - more.keys():
+        variables.pop(name, None)
+    command = [sys.executable, "-m", "slime.cli.main", *words]
+    with subprocess.Popen(command, stdin=writer, stdout=writer, stderr=writer, env=variables) as process:
+        os.close(writer)
+        printed = b""
+        with suppress(OSError):  # the end of a terminal
+            while part := os.read(reader, 65536):
+                printed += part
+        assert process.wait(60) == 0, printed.decode()
+    os.close(reader)
+    return printed.decode()
 
 
 def test_showing_a_run_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -184,7 +275,7 @@ def test_showing_a_run_loads_nothing_heavy(tmp_path: Path) -> None:
         "heavy = {'torch', 'ray', 'numpy', 'sglang', 'transformers', 'matplotlib', 'aiohttp'} & set(sys.modules);"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
-    for words in (["show", folder], ["show", folder, "--step", "1"], ["compare", folder, folder]):
-        command = [sys.executable, "-c", script, *map(str, words)]
+    for line in (["show", folder], ["show", folder, "--step", "1"], ["compare", folder, folder]):
+        command = [sys.executable, "-c", script, *map(str, line)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == 0, ended.stderr
