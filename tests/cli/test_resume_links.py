@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Loop, Slime
 from tests.cli.test_train_resume import RUN, names
 
-from slime.run.folders import LOCK
+from slime.cli.run_folders import LOCK
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from tests.cli.conftest import Slime, split
 from tests.support.tiny_models import make_tiny_model
 
-from slime.run.folders import unwritable
+from slime.cli.run_folders import unwritable
 
 Refused = Callable[..., str]
 
@@ -208,7 +208,7 @@ def test_on_a_cluster_only_what_this_process_writes_is_tried(dry_run: Slime, ref
 
 def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     """A file-size limit simulates a full disk: it fails the same write."""
-    script = "import sys; from slime.run.folders import unwritable; from pathlib import Path;"
+    script = "import sys; from slime.cli.run_folders import unwritable; from pathlib import Path;"
     script += "print(unwritable(Path(sys.argv[1]) / 'run'))"
     limit = 2**16
     done = subprocess.run(

@@ -11,10 +11,10 @@ import pytest
 from tests.cli.conftest import Loop, Slime, save_checkpoint
 
 from slime.cli.resume import _difference
+from slime.cli.run_folders import LOCK, RunLock
 from slime.cli.train import run as run_train
 from slime.config import RunConfig
 from slime.errors import CheckpointError
-from slime.run.folders import LOCK, RunLock
 
 RUN = Path("outputs/run")
 

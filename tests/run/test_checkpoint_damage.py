@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 from tests.support.full_disk import on_a_small_disk
 
+from slime.cli.checkpoint_choice import Fallback, intact_checkpoint, intact_or_before
 from slime.config import load_config
 from slime.errors import CheckpointError, disk_problem
 from slime.run.checkpoint import files as checkpoint_files
 from slime.run.checkpoint.files import Progress, digest_of_json
-from slime.run.checkpoint.read import Fallback, intact_checkpoint, intact_or_before, read_checkpoint
+from slime.run.checkpoint.read import read_checkpoint
 from slime.run.checkpoint.save import CheckpointWriter
 
 WEIGHTS = bytes(range(256)) * 8

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from slime.cli.checkpoint_choice import other_reference, require_continuable
+from slime.cli.run_folders import require_export_folder, require_own_folder
 from slime.config import RunConfig, load_config
 from slime.errors import CheckpointError, ConfigError, DataError
 from slime.run.checkpoint.read import Checkpoint, read_checkpoint
 from slime.run.checkpoint.save import CheckpointWriter
-from slime.run.folders import require_export_folder, require_own_folder
 
 Config = Callable[..., RunConfig]
 Saved = Callable[..., Path]
@@ -101,15 +102,15 @@ def test_a_checkpoint_of_another_format_is_refused_with_both_numbers(saved: Save
 
 def test_another_data_order_is_refused_with_both_values(saved: Saved, config: Config, tmp_path: Path) -> None:
     checkpoint: Checkpoint = read_checkpoint(saved(tmp_path, 2))
-    checkpoint.require_continuable(config())
+    require_continuable(checkpoint, config())
     with pytest.raises(CheckpointError, match=r"--rollout-seed: was 42, is 7"):
-        checkpoint.require_continuable(config("--rollout-seed", "7"))
+        require_continuable(checkpoint, config("--rollout-seed", "7"))
 
 
 def test_a_prompt_file_may_move(saved: Saved, config: Config, prompts: Path, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(saved(tmp_path, 2))
     moved = prompts.rename(prompts.with_name("moved.jsonl"))
-    checkpoint.require_continuable(config("--prompt-data", str(moved)))
+    require_continuable(checkpoint, config("--prompt-data", str(moved)))
 
 
 def test_a_prompt_file_that_was_edited_is_refused_even_with_the_same_number_of_rows(
@@ -120,7 +121,7 @@ def test_a_prompt_file_that_was_edited_is_refused_even_with_the_same_number_of_r
     with pytest.raises(
         CheckpointError, match=r"--prompt-data: the content of (\S+) differs from that of \1 .* \(sha256 \w{12}, was"
     ):
-        checkpoint.require_continuable(config())
+        require_continuable(checkpoint, config())
 
 
 def test_the_saved_digest_is_that_of_the_content_when_the_run_began(
@@ -130,14 +131,14 @@ def test_the_saved_digest_is_that_of_the_content_when_the_run_began(
     prompts.write_text('{"prompt": "other", "label": "2"}\n')
     path = commit(writer, writer.begin(2), 2)
     with pytest.raises(CheckpointError, match="--prompt-data"):
-        read_checkpoint(path).require_continuable(config())
+        require_continuable(read_checkpoint(path), config())
 
 
 def test_a_missing_prompt_file_is_named(saved: Saved, config: Config, prompts: Path, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(saved(tmp_path, 2))
     prompts.unlink()
     with pytest.raises(DataError, match=r"--prompt-data \S+prompts\.jsonl cannot be read: No such file"):
-        checkpoint.require_continuable(config())
+        require_continuable(checkpoint, config())
 
 
 def test_other_options_of_the_data_source_are_refused_from_flags_and_run_files_alike(
@@ -145,11 +146,11 @@ def test_other_options_of_the_data_source_are_refused_from_flags_and_run_files_a
 ) -> None:
     checkpoint = read_checkpoint(saved(tmp_path, 2, "--data-source.min-level", "5"))
     same = config().model_copy(update={"component_options": {"datasource": {"min_level": 5}}})  # as from a run file
-    checkpoint.require_continuable(same)
+    require_continuable(checkpoint, same)
     with pytest.raises(CheckpointError, match=r"--datasource\.min-level: was '5', is '6'"):
-        checkpoint.require_continuable(config("--data-source.min-level", "6"))
+        require_continuable(checkpoint, config("--data-source.min-level", "6"))
     with pytest.raises(CheckpointError, match=r"--datasource\.min-level: was '5', is None"):
-        checkpoint.require_continuable(config())
+        require_continuable(checkpoint, config())
 
 
 def test_a_failed_checkpoint_is_named_and_the_previous_one_stays_the_newest(
@@ -178,12 +179,12 @@ def test_a_different_reference_model_is_reported_unless_the_checkpoint_has_the_r
 
     writer = CheckpointWriter(tmp_path, run("--hf-checkpoint", "m", "--ref-load", "before"), {"plugins": []})
     checkpoint = read_checkpoint(commit(writer, writer.begin(1), 1))
-    assert checkpoint.other_reference(run("--hf-checkpoint", "m", "--ref-load", "before")) is None
-    warning = checkpoint.other_reference(run("--hf-checkpoint", "m"))
+    assert other_reference(checkpoint, run("--hf-checkpoint", "m", "--ref-load", "before")) is None
+    warning = other_reference(checkpoint, run("--hf-checkpoint", "m"))
     assert warning is not None and "has the weights of before; in this run it has those of m (--ref-load" in warning
-    assert checkpoint.other_reference(run("--hf-checkpoint", "m", "--kl-loss-coef", "0", "--no-use-kl-loss")) is None
+    assert other_reference(checkpoint, run("--hf-checkpoint", "m", "--kl-loss-coef", "0", "--no-use-kl-loss")) is None
     (checkpoint.trainer_part / "reference").mkdir()
-    assert checkpoint.other_reference(run("--hf-checkpoint", "m")) is None
+    assert other_reference(checkpoint, run("--hf-checkpoint", "m")) is None
 
 
 def test_a_new_run_does_not_save_to_the_folder_of_another_run(saved: Saved, config: Config, tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.run.test_checkpoint_damage import save
 
+from slime.cli.checkpoint_choice import intact_checkpoint, other_reference, require_continuable
 from slime.config import config_from_toml
 from slime.errors import CheckpointError, ConfigError, PluginError
 from slime.registry.plugin_set import load_plugins
 from slime.run.checkpoint.files import digest_of_json, read_rollout_part, record_files, write_rollout_part
-from slime.run.checkpoint.read import intact_checkpoint
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
@@ -101,8 +101,8 @@ class Damage:
         with contextlib.suppress(CheckpointError, ConfigError, PluginError):
             checkpoint = intact_checkpoint(self.root, "--load {}")
             read_rollout_part(checkpoint.rollout_part)
-            checkpoint.require_continuable(self.config)
-            checkpoint.other_reference(self.config)
+            require_continuable(checkpoint, self.config)
+            other_reference(checkpoint, self.config)
             self.plugins.check_resume(checkpoint.plugins, self.config)
 
 

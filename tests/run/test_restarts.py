@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slime.cli.checkpoint_choice import set_aside_later
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions, RolloutOptions
 from slime.config.weight_options import CheckpointOptions
@@ -31,7 +32,7 @@ from slime.errors import (
 )
 from slime.observe.observer import RunObserver
 from slime.run.checkpoint.read import TRAINER_PART, read_checkpoint
-from slime.run.checkpoint.save import CheckpointWriter, set_aside_later
+from slime.run.checkpoint.save import CheckpointWriter
 from slime.run.supervise.losses import is_curable
 from slime.run.supervise.restarts import newest_of_run, run_with_restarts
 

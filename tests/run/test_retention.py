@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from tests.run.test_checkpoint_damage import commit, die_before, root, save, writer_for
 from tests.support.full_disk import on_a_small_disk
 
+from slime.cli.checkpoint_choice import intact_checkpoint
 from slime.config import load_config
 from slime.config.weight_options import CheckpointOptions
 from slime.run.checkpoint import save as checkpoint_writer
-from slime.run.checkpoint.read import checkpoints_in, intact_checkpoint, read_checkpoint
+from slime.run.checkpoint.read import checkpoints_in, read_checkpoint
 from slime.run.checkpoint.retention import Retention, superfluous
 from slime.run.checkpoint.save import CheckpointWriter
 

@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from slime.cli.checkpoint_choice import intact_checkpoint
 from slime.config import load_config
 from slime.config.weight_options import CheckpointOptions
 from slime.errors import CheckpointError
 from slime.run.checkpoint import save as saving
 from slime.run.checkpoint.files import Files, record_files, write_rollout_part
-from slime.run.checkpoint.read import intact_checkpoint, read_checkpoint
+from slime.run.checkpoint.read import read_checkpoint
 from slime.run.checkpoint.retention import Retention
 from slime.run.checkpoint.save import CheckpointWriter, Saver
 from slime.run.run import Run

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slime.cli.checkpoint_choice import intact_checkpoint
 from slime.config import RunConfig
 from slime.config.eval_options import EvalOptions
 from slime.config.flags import SGLANG, Setting, Settings
@@ -26,7 +27,7 @@ from slime.config.weight_options import CheckpointOptions
 from slime.errors import CheckpointError, ConfigError
 from slime.registry.function_path import Reference
 from slime.run.checkpoint.files import read_description
-from slime.run.checkpoint.read import Checkpoint, intact_checkpoint
+from slime.run.checkpoint.read import Checkpoint
 
 #: switches of SGLang that run code of a request
 _SGLANG_CODE = ("enable_custom_logit_processor", "trust_request_chat_template")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime.cli.checkpoint_choice import require_model
 from slime.cli.checkpoint_config import (
     checkpoint_of_user,
     exporting_config,
@@ -125,7 +126,7 @@ def run(argv: Sequence[str]) -> int:
     )
     if request.checkpoint is not None:
         try:
-            request.checkpoint.require_model(checked.model.architecture, checked.model.folder)
+            require_model(request.checkpoint, checked.model.architecture, checked.model.folder)
         except CheckpointError as error:
             raise ConfigError(str(error)) from error
     notes = [*evaluation_notes(request.config), *checked.notes]

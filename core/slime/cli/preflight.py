@@ -12,6 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from slime.cli.checkpoint_choice import (
+    Fallback,
+    intact_checkpoint,
+    intact_or_before,
+    later_checkpoints,
+    other_reference,
+    require_continuable,
+    require_model,
+)
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_engine import engine_option_problems, quantisation_problems
 from slime.cli.preflight_model import (
@@ -28,6 +37,7 @@ from slime.cli.preflight_model import (
 )
 from slime.cli.preflight_plugins import check_plugins
 from slime.cli.preflight_prompts import PromptFacts, check_prompts
+from slime.cli.run_folders import LOCK, require_export_folder, require_own_folder, unwritable
 from slime.compat.functions import PlacedFunctions
 from slime.compat.generate_source import text_note
 from slime.config import RunConfig, config_problems
@@ -42,8 +52,7 @@ from slime.plugin import FamilySpec
 from slime.registry.plugin_set import PluginSet
 from slime.registry.provenance import model_code
 from slime.registry.resolve import Resolved
-from slime.run.checkpoint.read import Checkpoint, Fallback, intact_checkpoint, intact_or_before, later_checkpoints
-from slime.run.folders import LOCK, require_export_folder, require_own_folder, unwritable
+from slime.run.checkpoint.read import Checkpoint
 from slime.weights.hf_config import require_own_code
 from slime.weights.mapping import differences
 from slime.weights.models import Models
@@ -307,7 +316,7 @@ def _check_checkpoints(
             flag = "--initial-megatron-checkpoint"
             initial = intact_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint), f"{flag} {{}}")
             if model is not None:
-                initial.require_model(model.architecture, model.folder)
+                require_model(initial, model.architecture, model.folder)
     if config.checkpoint.load is None:
         return None
     found: Checkpoint | Fallback | None = None
@@ -321,13 +330,13 @@ def _check_checkpoints(
         )
         checkpoint = found.checkpoint if isinstance(found, Fallback) else found
         if model is not None:
-            checkpoint.require_model(model.architecture, model.folder)
+            require_model(checkpoint, model.architecture, model.folder)
         # A run with other problems cannot be compared. A finished one is only exported or evaluated.
         left = config.checkpoint.save_hf is not None or unevaluated
         if not problems and not (checkpoint.is_last(config) and left):
-            checkpoint.require_continuable(config)
+            require_continuable(checkpoint, config)
             plugins.check_resume(checkpoint.plugins, config)
-            if (difference := checkpoint.other_reference(config)) is not None:
+            if (difference := other_reference(checkpoint, config)) is not None:
                 logger.warning("%s", difference)
     return found
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from slime import __version__
 from slime.cli.preflight import Preflight
+from slime.cli.run_folders import finished_rollouts
 from slime.config import RunConfig, config_from_toml, read_config
 from slime.config.assemble import assemble
 from slime.config.choices import override
@@ -20,7 +21,6 @@ from slime.errors import CheckpointError, ConfigError
 from slime.errors.redaction import MARK, redacted
 from slime.observe.metrics import eval_set_names, read_metrics
 from slime.run.checkpoint.read import LATEST, STATE, checkpoints_in, read_checkpoint
-from slime.run.folders import finished_rollouts
 
 AUTO = "auto"
 CONFIG = "config.toml"

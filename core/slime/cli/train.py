@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from slime.cli.checkpoint_choice import set_aside_later
 from slime.cli.checkpoint_config import exporting_config
 from slime.cli.output import page, write
 from slime.cli.plan import lines_of_plugins, plan_text
@@ -22,6 +23,7 @@ from slime.cli.resume import (
     resumed_config,
     split_resume,
 )
+from slime.cli.run_folders import RunLock, finished_rollouts, real_path, require_no_links_out
 from slime.cli.train_help import engine_help, search_help, train_help
 from slime.compat.functions import place_functions
 from slime.config import RunConfig, config_notes, read_config, resolve
@@ -31,8 +33,6 @@ from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 from slime.errors.redaction import redacted
 from slime.observe.samples import write_whole
 from slime.run.checkpoint.read import read_checkpoint
-from slime.run.checkpoint.save import set_aside_later
-from slime.run.folders import RunLock, finished_rollouts, real_path, require_no_links_out
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN = "--dry-run"

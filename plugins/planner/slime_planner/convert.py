@@ -14,13 +14,13 @@ from slime.cli.eval import EvalRequest, read_request
 from slime.cli.output import write
 from slime.cli.preflight import preflight
 from slime.cli.preflight_model import ModelFacts, read_model, weight_problems
+from slime.cli.run_folders import unwritable
 from slime.cli.train import make_run_folder, run_folder
 from slime.config.assemble import stop_on
 from slime.errors import CheckpointError, ConfigError
 from slime.registry.plugin_set import load_plugins
 from slime.run.checkpoint.files import digest_of_json, read_json_object
 from slime.run.checkpoint.read import STATE, Checkpoint, read_checkpoint
-from slime.run.folders import unwritable
 from slime.weights.hf_config import read_hf_config
 from slime.weights.lora import ADAPTERS_DESCRIPTION
 from slime.weights.models import Models

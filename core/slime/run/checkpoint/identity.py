@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -72,25 +71,3 @@ def data_order(config: RunConfig) -> dict[str, Any]:
     options = config.component_options.get("datasource", {})
     order |= {f"datasource.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in redacted(options).items()}
     return order
-
-
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """One message for each part of the data order that differs."""
-    for name in dict.fromkeys((*saved, *now)):
-        was, is_now = saved.get(name), now.get(name)
-        if name == PROMPT_FILES and len(was or ()) == len(is_now or ()):
-            yield from _different_files(was or (), is_now or ())
-        elif was != is_now:
-            yield f"--{name.replace('_', '-')}: was {was!r}, is {is_now!r}"
-
-
-def _different_files(before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """One message for each prompt file with other rows or another weight."""
-    for was, is_now in zip(before, after, strict=True):
-        if was["sha256"] != is_now["sha256"]:
-            yield (
-                f"--prompt-data: the content of {is_now['path']} differs from that of {was['path']} when the run began"
-                f" (sha256 {is_now['sha256'][:12]}, was {was['sha256'][:12]})"
-            )
-        elif was["weight"] != is_now["weight"]:
-            yield f"--prompt-data: {is_now['path']} has another weight: was {was['weight']}, is {is_now['weight']}"

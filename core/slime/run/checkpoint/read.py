@@ -1,19 +1,16 @@
-"""Reads checkpoints: which there are, whether they are complete and intact, and whether a run can continue from one."""
+"""Reads checkpoints: which there are, and whether they are complete and intact."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 
 from slime.config import RunConfig, config_from_toml
-from slime.errors import CheckpointError, ConfigError
-from slime.plugin.architecture import Architecture
+from slime.errors import CheckpointError
 from slime.run.checkpoint.content import check_content
 from slime.run.checkpoint.files import (
     Files,
@@ -22,7 +19,7 @@ from slime.run.checkpoint.files import (
     read_description,
     read_json_object,
 )
-from slime.run.checkpoint.identity import PROMPT_FILES, Model, PromptFile, data_order, describe_model, differences
+from slime.run.checkpoint.identity import PROMPT_FILES, Model, PromptFile
 
 FORMAT = 4
 TRAINER_PART = "megatron"
@@ -103,139 +100,6 @@ class Checkpoint(BaseModel):
         """Whether nothing is left to train in a run with `config`."""
         return self.rollouts_done >= config.num_rollout
 
-    def require_continuable(self, config: RunConfig) -> None:
-        """Check that a run with `config` can continue from here, with the prompts that come next in the saved run.
-
-        Prompt files are compared by content; they may have moved.
-
-        Raises:
-            CheckpointError: The order of the prompts differs.
-            ConfigError: Every rollout is done already.
-            DataError: A prompt file cannot be read.
-        """
-        if self.rollouts_done == 0 and not self.rollout_part.is_dir():
-            raise CheckpointError(
-                f"{self.path} holds the weights of a model and no run (slime convert --to-megatron wrote it). Start a"
-                f" run from them with --initial-megatron-checkpoint {self.path}"
-            )
-        different = list(differences(self.data_order, data_order(config)))
-        if different:
-            raise CheckpointError(
-                f"{self.path} was saved by a run with another data order, so its position in the data means nothing"
-                f" here: {'; '.join(different)}. Use the saved values, or start a new run from its weights with"
-                " --initial-megatron-checkpoint."
-            )
-        if self.is_last(config):
-            raise ConfigError(
-                f"{self.path} was saved after {self.rollouts_done} rollouts and --num-rollout is {config.num_rollout}:"
-                " nothing is left to do. Raise --num-rollout, the total number of rollouts, or export the model with"
-                " --save-hf."
-            )
-
-    def require_model(self, model: Architecture, folder: Path) -> None:
-        """Check that the weights are those of `model`, whose tensors have the same names and shapes.
-
-        Args:
-            model: The model that the run trains.
-            folder: Its folder, for the message.
-
-        Raises:
-            CheckpointError: They are another model's; the message lists how the two differ.
-        """
-        described = describe_model(model)
-        if self.model is None or self.model["tensors"] == described["tensors"]:
-            return
-        saved, ours = self.model["sizes"], described["sizes"]
-        different = [
-            f"{name} {saved.get(name)!r} / {ours.get(name)!r}"
-            for name in sorted({*saved, *ours})
-            if saved.get(name) != ours.get(name)
-        ]
-        raise CheckpointError(
-            f"{self.path} holds the weights of another model than --hf-checkpoint {folder}:"
-            f" {', '.join(different) or 'tensors have other names'}. Give the model folder that the saved run started"
-            " from."
-        )
-
-    def other_reference(self, config: RunConfig) -> str | None:
-        """A warning if the KL reference of `config` differs from the saved run's, otherwise None.
-
-        A reference saved in the checkpoint itself (an updated one) is used whatever `config` says.
-        """
-        algorithm = config.algorithm
-        if not (algorithm.use_kl_loss or algorithm.kl_coef) or (self.trainer_part / "reference").is_dir():
-            return None
-        try:
-            was, now = (one.checkpoint.ref_load or one.checkpoint.hf_checkpoint for one in (self.config, config))
-        except ConfigError:  # saved by another version of slime
-            return None
-        if was == now:
-            return None
-        return (
-            f"{self.path} was saved by a run whose KL reference has the weights of {was}; in this run it has those of"
-            f" {now} (--ref-load, else --hf-checkpoint)"
-        )
-
-
-def intact_checkpoint(folder: Path, command: str) -> Checkpoint:
-    """Read the description of a checkpoint and compare all of its files with their hashes.
-
-    Args:
-        folder: As for `read_checkpoint`.
-        command: How a user names a checkpoint here, with braces for its path: `--load {}`.
-
-    Raises:
-        CheckpointError: It is missing or damaged; the message names the file, and the newest checkpoint beside it that
-            is intact.
-    """
-    problems: list[CheckpointError] = []
-    if (checkpoint := newest_intact([folder], problems.append)) is not None:
-        return checkpoint
-    message = str(problems[0]).rstrip(".")
-    end = "" if message.endswith("?") else "."
-    raise CheckpointError(f"{message}{end}{_advice(folder, command)}") from problems[0]
-
-
-@dataclass(frozen=True)
-class Fallback:
-    """The checkpoint that is used in place of a damaged one."""
-
-    checkpoint: Checkpoint
-    #: what is wrong with each that was skipped
-    problems: tuple[str, ...]
-    #: how many rollouts were done when the newest of those was saved, and are not any more
-    lost: int
-
-
-def intact_or_before(folder: Path) -> Checkpoint | Fallback:
-    """The checkpoint that `folder` is or names, or if it is damaged the newest intact one before it.
-
-    Those after it are not looked at: a run may have been continued from an earlier one on purpose. If `latest` is
-    damaged, so that nobody knows which is meant, it is the newest intact one of all.
-
-    Raises:
-        CheckpointError: None is intact; the message names what is wrong with the newest.
-    """
-    problems: list[CheckpointError] = []
-    if (checkpoint := newest_intact([folder], problems.append)) is not None:
-        return checkpoint
-    named = _NAME.fullmatch(folder.name)
-    root = folder if named is None else folder.parent
-    if named is None:
-        with suppress(CheckpointError):
-            named = _NAME.fullmatch(read_description(root / LATEST).strip())
-    candidates = [path for path in checkpoints_in(root) if named is None or _number(path.name) <= int(named[1])]
-    untried = [path for path in candidates if named is None or _number(path.name) < int(named[1])]
-    if (checkpoint := newest_intact(untried, problems.append)) is not None:
-        first = int(named[1]) if named is not None else _number(candidates[0].name)
-        return Fallback(checkpoint, tuple(map(str, problems)), first - checkpoint.rollouts_done)
-    if len(candidates) < 2:
-        raise problems[0]
-    message = str(problems[0]).rstrip(".")
-    raise CheckpointError(
-        f"{message}. None of the {len(candidates)} checkpoints in {root} up to it is intact."
-    ) from problems[0]
-
 
 def newest_intact(folders: Iterable[Path], damaged: Callable[[CheckpointError], object]) -> Checkpoint | None:
     """The first of these checkpoints that is intact; `damaged` is called for each damaged one before it."""
@@ -250,15 +114,6 @@ def newest_intact(folders: Iterable[Path], damaged: Callable[[CheckpointError], 
     return None
 
 
-def _advice(damaged: Path, command: str) -> str:
-    """The newest intact checkpoint of the same run, as the end of a message."""
-    root = damaged.parent if _NAME.fullmatch(damaged.name) else damaged
-    found = checkpoints_in(root)
-    if (checkpoint := newest_intact(found, lambda _: None)) is not None:
-        return f" The newest intact checkpoint is {checkpoint.place}: {command.format(checkpoint.place)}"
-    return f" None of the {len(found)} checkpoints in {root} is intact." if len(found) > 1 else ""
-
-
 def checkpoints_in(root: Path) -> list[Path]:
     """The checkpoints of a `--save` folder, newest first."""
     try:
@@ -267,19 +122,10 @@ def checkpoints_in(root: Path) -> list[Path]:
         return []
     complete = {name for name in names if _NAME.fullmatch(name)}
     aside = {match[1] for name in names if (match := _ASIDE.fullmatch(name))}
-    return [root / name for name in sorted(complete | aside, key=_number, reverse=True)]
+    return [root / name for name in sorted(complete | aside, key=number_of, reverse=True)]
 
 
-def later_checkpoints(config: RunConfig, start: Checkpoint) -> list[Path]:
-    """What was saved after `start` in its folder, newest first, if a run with `config` trains on and saves there."""
-    save = None if start.is_last(config) else config.checkpoint.save
-    for root in (start.place.parent, start.place.resolve().parent):  # --load may name a link
-        if save is not None and Path(save).resolve() == root.resolve():
-            return [path for path in checkpoints_in(root) if _number(path.name) > start.rollouts_done]
-    return []
-
-
-def _number(name: str) -> int:
+def number_of(name: str) -> int:
     """The number in the name of a checkpoint."""
     return int(name.removeprefix("rollout_"))
 

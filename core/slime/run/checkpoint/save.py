@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import shutil
@@ -38,9 +37,7 @@ from slime.run.checkpoint.read import (
     ROLLOUT_PART,
     STATE,
     TRAINER_PART,
-    Checkpoint,
     checkpoints_in,
-    later_checkpoints,
     read_checkpoint,
     standing,
 )
@@ -235,43 +232,6 @@ def point_latest(root: Path, name: str) -> None:
     write_text(pointer, [name, "\n"])
     pointer.replace(root / LATEST)
     sync_folder(root)
-
-
-def set_aside_later(config: RunConfig, start: Checkpoint) -> Path | None:
-    """Move the checkpoints after `start` out of the way, if the run goes on from it and saves beside it.
-
-    They are of a line that the run leaves, or damaged. `latest` names `start` then, so that nothing mixes the two.
-
-    Returns:
-        The folder with what was moved; None if nothing was.
-
-    Raises:
-        CheckpointError: The folder cannot be written.
-    """
-    later = later_checkpoints(config, start)
-    if not later:
-        return None
-    root = later[0].parent
-    aside = next(folder for n in itertools.count(1) if not (folder := root / f"abandoned_{n}").exists())
-    with writing_checkpoint(aside):
-        # First, so that a run which is killed now does not go on from one of them.
-        point_latest(root, start.place.name)
-        make_folder(aside)
-        for path in later:
-            _move(path, aside)
-            _move(path.with_name(f".{path.name}.replaced"), aside)
-        sync_folder(aside)
-        sync_folder(root)
-    return aside
-
-
-def _move(path: Path, folder: Path) -> None:
-    """Move a checkpoint into a folder, if it is there. A link still leads where it did."""
-    if path.is_symlink():
-        (folder / path.name).symlink_to(path.parent.resolve() / path.readlink())
-        path.unlink()
-    elif path.exists():
-        path.rename(folder / path.name)
 
 
 # --- a run's checkpoints ----------------------------------------------------------------------------
