@@ -94,8 +94,7 @@ def measure_stages(folder: Path, syncs: int, threads: int) -> None:
     from slime.config.weight_options import SyncOptions
     from slime.weights.shards import drain, named_hf_tensors
     from slime.weights.transports import create_transport
-    from slime.weights.transports.distributed import DistributedTransport
-    from slime.weights.transports.stages import senders_group
+    from slime.weights.transports.stages import Turns
 
     engine = cpu_engine(folder, folder, threads=threads)
     model = read_architecture(folder)
@@ -111,19 +110,16 @@ def measure_stages(folder: Path, syncs: int, threads: int) -> None:
                 hf_folder=folder,
                 scratch=folder,
                 on_gpu=False,
-                senders=senders,
+                turns=turns,
             )
-            for senders in (None, senders_group())
+            for turns in (None, Turns.of_pipeline())
         )
 
         def sync(by_stage: bool) -> None:
             torch.distributed.barrier()
             named = named_hf_tensors(models, model, by_stage=by_stage)
-            if index == 0:
+            if index == 0 or by_stage:
                 (several if by_stage else one).send(named, version="1")
-            elif by_stage:
-                assert isinstance(several, DistributedTransport)
-                several.follow(named)
             else:
                 drain(named)
 

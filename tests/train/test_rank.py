@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,27 @@ def empty(launcher: RankLauncher, config: Any) -> str:
 def test_a_batch_without_samples_is_refused(model_folder: Folders) -> None:
     (message,) = run_ranks(empty, 1, make_config(model_folder("qwen3", tied=True)))
     assert "no trainable sample" in message
+
+
+def waits_s(launcher: RankLauncher, config: Any) -> float:
+    from megatron.core import parallel_state
+
+    rank = launcher.start(config, Centred())
+    group: Any = parallel_state.get_tensor_model_parallel_group()
+    timeout: timedelta = group._get_backend(torch.device("cpu")).options._timeout
+    rank.close()
+    return timeout.total_seconds()
+
+
+@pytest.mark.parametrize(("sync_s", "minutes", "at_least_s"), [(600.0, 10.0, 620), (100.0, 30.0, 1800)])
+def test_ranks_that_gather_weights_wait_longer_than_the_one_that_sends_them(
+    model_folder: Folders, sync_s: float, minutes: float, at_least_s: int
+) -> None:
+    config = make_config(
+        model_folder("qwen3", tied=True), weight_sync_timeout_s=sync_s, distributed_timeout_minutes=minutes
+    )
+    (seconds,) = run_ranks(waits_s, 1, config)
+    assert at_least_s <= seconds <= at_least_s + 60
 
 
 def alone(launcher: RankLauncher, config: Any) -> str:

@@ -34,10 +34,10 @@ class Transport:
         self.connected: list[list[str]] = []
         self.closed = 0
 
-    def send(self, named: Iterator[tuple[str, torch.Tensor]], *, version: str) -> int:
+    def send(self, named: Iterator[tuple[str, torch.Tensor]], *, version: str) -> dict[str, float]:
         tensors = dict(named)
         self.sent.append((version, list(tensors)))
-        return sum(tensor.nbytes for tensor in tensors.values())
+        return {"synced_bytes": float(sum(tensor.nbytes for tensor in tensors.values()))}
 
     def connect(self, engines: Sequence[EngineControl]) -> None:
         self.connected.append([engine.url for engine in engines])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from slime.errors import DeadlineError, EngineError, EngineRefusedError, SlimeError, WeightSyncError
-from slime.weights.transports import distributed
-from slime.weights.transports.distributed import _end_groups
+from slime.weights.transports import distributed, transport
+from slime.weights.transports.distributed import _end_group
 from slime.weights.transports.transport import Fleet, FleetCall
 
 
@@ -58,7 +58,7 @@ def named(group: FaultyGroup, call: FleetCall, monkeypatch: pytest.MonkeyPatch) 
     except WeightSyncError as failed:
         error = failed
     stand_in: Any = group
-    _end_groups([stand_in], call, error)
+    _end_group(stand_in, call, error)
     return error.urls
 
 
@@ -80,6 +80,31 @@ def test_an_engine_that_refuses_weights_is_not_named(monkeypatch: pytest.MonkeyP
     group = FaultyGroup()
     _, call = begun(a=fails(EngineRefusedError("status 400: wrong shape")), b=lambda: group.ended.wait(60))
     assert named(group, call, monkeypatch) == []
+
+
+def test_engines_that_hang_keep_nothing_from_the_others(
+    never: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "CLEANUP_S", 0.5)
+    answered: list[str] = []
+    fleet, _ = begun(a=never, b=never, c=answers)
+    for step in ("ending the update", "resuming"):
+
+        def call(engine: Any, step: str = step) -> None:
+            engine.call()
+            answered.append(step)
+
+        late = sorted(fleet.clean_up(step, call))
+        assert late == [f"{step} at {url}: no answer in 0 s" for url in "ab"]
+    assert answered == ["ending the update", "resuming"]
+    fleet.close()
+
+
+def test_no_call_begins_after_the_deadline() -> None:
+    fleet = Fleet([], 0.0)
+    with pytest.raises(WeightSyncError, match="no time was left for resuming") as caught:
+        fleet.start("resuming", lambda _: None)
+    assert caught.value.urls == []
 
 
 @pytest.mark.parametrize("error", [EngineError("connection lost"), DeadlineError("no answer")])

@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
 from tests.weights.test_live_engine import _assert_serves, _engine_log_probs, _transport
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -26,10 +28,10 @@ from slime.engine.ports import ReservedPort
 from slime.engine.server import EngineServer
 from slime.errors import WeightSyncError
 from slime.weights.hf_load import load_hf
-from slime.weights.shards import NamedTensors, drain, is_first_of_stage, named_hf_tensors
-from slime.weights.transports import stage_metrics
+from slime.weights.shards import NamedTensors, drain, drained, is_first_of_stage, named_hf_tensors
+from slime.weights.transports import stages
 from slime.weights.transports.distributed import DistributedTransport
-from slime.weights.transports.stages import senders_group
+from slime.weights.transports.stages import Turns, stage_metrics
 from slime.weights.transports.transport import joined_by_engines
 
 BUCKET = 120_000
@@ -45,17 +47,15 @@ def sender(engine: EngineServer, folder: Path, scratch: Path, **options: Any) ->
     options = {"update_weight_buffer_size": BUCKET, **options}
     transport = _transport(engine, "distributed", folder, scratch, **options)
     assert isinstance(transport, DistributedTransport)
-    transport.senders = senders_group()
+    transport.turns = Turns.of_pipeline()
     return transport
 
 
 def sync(transport: DistributedTransport, named: NamedTensors, version: str) -> str | None:
-    """One sync; the leader's error."""
-    if transport.follows:
-        transport.follow(named)
-        return None
+    """One sync; the first sender's error."""
     try:
-        transport.send(named, version=version)
+        with drained(named):
+            transport.send(named, version=version)
     except WeightSyncError as error:
         return str(error)
     return None
@@ -72,7 +72,7 @@ def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
 
     def rank(index: int) -> Any:
         models = build(start, tp=tp, pp=2, padded_vocab=192)
-        found, shares = [], {}
+        found, metrics = [], {}
         several = sender(engine, start, tmp_path, check_weight_update_equal=True) if is_first_of_stage() else None
         for seed, folder in trained.items():
             load_hf(models, folder, read_architecture(start))
@@ -88,22 +88,22 @@ def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
             if several is None:
                 drain(gathered(models, start))
             else:
-                assert sync(several, gathered(models, start), f"stages-{seed}") is None
-                shares = several.shares
+                metrics = several.send(gathered(models, start), version=f"stages-{seed}")
             dist.barrier()
             if index == 0:
                 found.append(_engine_log_probs(engine))
         if several is not None:
             several.close()
-        return [(log_probs.tolist(), version) for log_probs, version in found], shares
+        return [(log_probs.tolist(), version) for log_probs, version in found], metrics
 
-    (found, shares), *_ = run_ranks(rank, 2 * tp)
+    (found, metrics), *others = run_ranks(rank, 2 * tp)
     (one, first), (stages, second), (one_again, _), (stages_again, last) = found
     assert stages == one and stages_again == one_again and one != one_again
     assert (first, second, last) == ("one-2", "stages-2", "stages-3")
-    sizes = [size for size, _ in shares.values()]
+    sizes = [metrics[f"perf/sync/stage{stage}_bytes"] for stage in range(2)]
     total = sum(tensor.nbytes for tensor in load_file(trained[3] / "model.safetensors").values())
-    assert sorted(shares) == [0, 1] and sum(sizes) == total and min(sizes) > 0.2 * total
+    assert sum(sizes) == metrics["synced_bytes"] == total and min(sizes) > 0.2 * total
+    assert all(of_other == {} for _, of_other in others)
 
 
 @pytest.mark.engine
@@ -132,8 +132,9 @@ def test_an_engine_and_a_sender_that_fail_are_named_and_the_repeat_works(
         transport = sender(engine, start, tmp_path, repeated=True, weight_sync_timeout_s=20)
         transport.engines = [engine.control, dead]
         told: list[Any] = []
-        started = time.monotonic()
+        began = time.monotonic()
         told.append(sync(transport, gathered(models, start), "dead engine"))
+        assert time.monotonic() - began < 15  # both: nobody waits for the end of what has failed
         transport.connect([engine.control])
         told.append(sync(transport, gathered(models, start), "whole"))
         for named in (broken, slow):
@@ -144,22 +145,22 @@ def test_an_engine_and_a_sender_that_fail_are_named_and_the_repeat_works(
                 told.append(sync(transport, named(weights) if index else weights, "partial"))
             except RuntimeError as error:
                 told.append(repr(error))
-            assert next(weights, None) is None or index
             drain(weights)
         transport.timeout_s = 20
         dist.barrier()
         told.append(sync(transport, gathered(models, start), "again"))
         transport.close()
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - began < 60
         return told
 
-    leader, follower = run_ranks(rank, 2)
+    first, second = run_ranks(rank, 2)
     port.release()
-    assert f"pausing failed at engine {dead.url}" in leader[0]
-    assert leader[1] is None and leader[4] is None
-    assert "the sender of stage 1 (rank 1) failed: RuntimeError: no memory left" in leader[2]
-    assert "the sender of stage 1 (rank 1) did not send its part in time" in leader[3]
-    assert follower == [None, None, "RuntimeError('no memory left')", None, None]
+    assert f"pausing failed at engine {dead.url}" in first[0]
+    assert first[1] is None and first[4] is None
+    assert "sync: the sender of pipeline stage 1 failed: RuntimeError: no memory left" in first[2]
+    # It woke up after the end of the sync, and did not send what was old by then.
+    assert "the sender of pipeline stage 1 failed: no time was left for receiving weights" in first[3]
+    assert second == [None, None, "RuntimeError('no memory left')", None, None]
     _assert_serves(engine, trained, "again")
 
 
@@ -178,7 +179,7 @@ def test_a_sender_that_dies_in_the_middle_is_named_and_the_engine_can_be_sent_to
     def rank(index: int) -> None:
         models = build(start, pp=2, padded_vocab=192)
         load_hf(models, trained, read_architecture(start))
-        transport = sender(engine, start, tmp_path, update_weight_buffer_size=20_000)
+        transport = sender(engine, start, tmp_path, update_weight_buffer_size=20_000, weight_sync_timeout_s=4)
         named, began = gathered(models, start), time.monotonic()
         error = sync(transport, dies(named) if index else named, "partial")
         (tmp_path / "error").write_text(f"{time.monotonic() - began < 20} {error}")
@@ -186,7 +187,7 @@ def test_a_sender_that_dies_in_the_middle_is_named_and_the_engine_can_be_sent_to
     with pytest.raises((AssertionError, EOFError)):  # the other rank misses it
         run_ranks(rank, 2)
     in_time, _, error = (tmp_path / "error").read_text().partition(" ")
-    assert in_time == "True" and "the sender of stage 1 (rank 1)" in error
+    assert in_time == "True" and "the sender of pipeline stage 1 did not send its part in time" in error
     transport = _transport(engine, "distributed", start, tmp_path)
     transport.send(iter(load_file(trained / "model.safetensors").items()), version="new")
     _assert_serves(engine, trained, "new")
@@ -221,7 +222,7 @@ def test_an_engine_that_dies_in_the_middle_is_named_and_the_others_get_the_repea
         urls: list[str] = []
         began = time.monotonic()
         if index:
-            transport.follow(kills(named))
+            assert transport.send(kills(named), version="partial") == {}
         else:
             with pytest.raises(WeightSyncError) as caught:
                 transport.send(named, version="partial")
@@ -267,9 +268,7 @@ def test_no_rank_holds_more_than_its_shards_and_two_buckets(vocab: int, model_fo
 
     def rank(_: int) -> Any:
         models = build(folder, tp=2, pp=2)
-        transport = DistributedTransport(
-            engines=[], timeout_s=1, backend="gloo", address="127.0.0.1", bucket_bytes=bucket
-        )
+        transport = DistributedTransport(engines=[], timeout_s=1, backend="gloo", bucket_bytes=bucket)
         model, sent, travelling = read_architecture(folder), list[str](), None
         with LiveBytes() as memory:
             named = named_hf_tensors(models, model, bucket_bytes=bucket // 8, by_stage=True)
@@ -309,6 +308,79 @@ def test_what_an_engine_joins_is_of_one_layer(family: str, model_folder: Folders
         layers.setdefault(rule.engine, set()).add(prefix)
     assert all(len(of) == 1 for of in layers.values())
     assert all(len({name.split(".")[2] for name in names}) == 1 for names in joined_by_engines(model))
+
+
+# --- turns, without engines ---
+
+
+def of_stages(count: int) -> list[Turns]:
+    store = HashStore()
+    return [Turns(store, stage, count) for stage in range(count)]
+
+
+def soon() -> float:
+    return time.monotonic() + 30
+
+
+def test_each_sender_begins_when_the_one_before_has_ended_and_none_goes_on_without_the_first() -> None:
+    turns, order = of_stages(3), list[int]()
+
+    def part(own: Turns, seconds: float) -> float:
+        with own.sync():
+            deadline = own.wait(time.monotonic() + seconds)
+            order.append(own.stage)
+            time.sleep(0.05)
+            order.append(own.stage)
+            own.done(sent=own.stage, seconds=1.0, deadline=deadline, report=[own.stage])
+        return deadline
+
+    for _ in range(2):
+        order.clear()
+        with ThreadPoolExecutor() as pool:
+            late = [pool.submit(part, own, 900.0) for own in turns[:0:-1]]
+            began = time.monotonic()
+            with turns[0].sync():
+                order.extend([0, 0])
+                turns[0].done(sent=0, seconds=1.0, deadline=began + 20)
+                notes = turns[0].others(soon())
+            assert order == [0, 0, 1, 1, 2, 2]
+            assert {stage: (note["sent"], note["report"]) for stage, note in notes.items()} == {
+                1: (1, [1]),
+                2: (2, [2]),
+            }
+            # A sender that started its call later must not send when the first has given up.
+            assert all(began + 19 < one.result() < began + 20.5 for one in late)
+
+
+def test_all_senders_hear_of_the_first_failure_and_the_next_sync_is_another() -> None:
+    turns = of_stages(3)
+    refusal = WeightSyncError("Weight sync: pausing failed at engine http://a", ["http://a"])
+    with pytest.raises(WeightSyncError), turns[0].sync():
+        raise refusal
+    for own in turns[1:]:
+        with (
+            pytest.raises(WeightSyncError, match="stage 0 failed: pausing failed at engine http://a") as caught,
+            own.sync(),
+        ):
+            own.wait(soon())
+        assert caught.value.urls == ["http://a"]
+    for own in turns[:2]:
+        with own.sync():
+            own.done(sent=1, seconds=1.0, deadline=own.wait(soon()))
+    with pytest.raises(MemoryError), turns[2].sync():
+        turns[2].wait(soon())
+        raise MemoryError("no memory left")
+    with pytest.raises(WeightSyncError, match="stage 2 failed: MemoryError: no memory left") as caught:
+        turns[0].others(soon())
+    assert caught.value.urls == []
+
+
+def test_a_sender_that_says_nothing_is_named_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "_LAST_WORDS_S", 0.0)
+    for stage in range(2):
+        own = of_stages(2)[stage]
+        with pytest.raises(WeightSyncError, match=f"stage {1 - stage} did not send its part in time"), own.sync():
+            (own.wait if stage else own.others)(time.monotonic() + 0.05)
 
 
 def test_the_slowest_stage_is_the_one_of_the_lowest_rate() -> None:

@@ -104,7 +104,7 @@ class ClusterOptions(Section):
     ] = Field(default=3, ge=0)
     """Maximum number of restarts in a run."""
     distributed_timeout_minutes: float = Field(default=10.0, gt=0, le=366 * 24 * 60)
-    """Timeout of collective operations between ranks, in minutes."""
+    """Timeout of collective operations between ranks, in minutes; at least that of a weight sync."""
     threads_per_rank: Count | None = None
     """CPU threads per training rank; default: cores / ranks on the machine, with --async the cores that are not the
     engines'."""

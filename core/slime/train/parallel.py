@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from datetime import timedelta
@@ -15,6 +16,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from slime.config.threads import rank_threads
+from slime.config.weight_options import SYNC_ANSWER_S
 from slime.engine.ports import LOOPBACK, host_port, listening_socket, own_address, use_interface_of
 from slime.errors import TrainerError
 
@@ -61,6 +63,8 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, me
             f" minutes: {error}. Either a rank died while starting (see its log), or the port is taken or blocked."
         ) from error
     torch.set_num_threads(rank_threads(config, _ranks_on_this_machine()))
+    # Ranks that take part in gathering wait for the one that sends, and must not give up before it does.
+    in_sync_s = config.sync.weight_sync_timeout_s + SYNC_ANSWER_S
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=transformer.tensor_model_parallel_size,
         pipeline_model_parallel_size=transformer.pipeline_model_parallel_size,
@@ -68,7 +72,7 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, me
         context_parallel_size=transformer.context_parallel_size,
         expert_model_parallel_size=transformer.expert_model_parallel_size,
         expert_tensor_parallel_size=transformer.expert_tensor_parallel_size,
-        distributed_timeout_minutes=max(1, round(minutes)),
+        distributed_timeout_minutes=max(1, round(minutes), math.ceil(in_sync_s / 60)),
         create_gloo_process_groups=False,
     )
     torch.manual_seed(config.run.seed)

@@ -81,8 +81,8 @@ def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
             SyncWay(
                 "stages in turn",
                 sent,
-                max(gathers) + sum(sends) + calls,
-                f"{many} stages gather at once, and send one after the other",
+                sum(map(max, gathers, sends)) + calls,
+                f"{many} stages send one after the other, each one bucket while it gathers the next",
             ),
             SyncWay(
                 "stages at once",

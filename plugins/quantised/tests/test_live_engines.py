@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,8 +28,7 @@ from slime.plugin import SamplingParams
 from slime.weights.hf_load import load_hf
 from slime.weights.shards import named_hf_tensors
 from slime.weights.transports import create_transport
-from slime.weights.transports.distributed import DistributedTransport
-from slime.weights.transports.stages import senders_group
+from slime.weights.transports.stages import Turns
 from slime.weights.transports.transport import WeightTransport
 from slime_quantised.fp8 import Fp8
 
@@ -78,7 +76,7 @@ def _engine(folder: Path, tmp_path: Path, fork_server: Path, tp_size: int) -> En
 
 
 def _transport(
-    name: str, engine: EngineControl, folder: Path, scratch: Path, *, compared: bool = True, senders: Any = None
+    name: str, engine: EngineControl, folder: Path, scratch: Path, *, compared: bool = True, turns: Turns | None = None
 ) -> WeightTransport:
     options = SyncOptions.model_validate(
         {
@@ -97,7 +95,7 @@ def _transport(
         scratch=scratch,
         on_gpu=False,
         quantised=Fp8(model),
-        senders=senders,
+        turns=turns,
     )
 
 
@@ -145,11 +143,11 @@ def test_an_engine_computes_with_what_the_blocks_stand_for_by_every_transport(
             quantised = Fp8(read_architecture(folder))
             assert not list(quantised.problems({}, tp_size=tp_size, compared=compared))
             transport = _transport(name, control, folder, tmp_path, compared=compared)
-            sent = transport.send(quantised.tensors(iter(_weights(folder).items())), version=str(number))
+            metrics = transport.send(quantised.tensors(iter(_weights(folder).items())), version=str(number))
             transport.close()
             expected = _dequantised(folder, tmp_path / f"dequantised-{number}")
             assert _largest_difference(engine, expected) < 1e-4
-            assert sent < 0.6 * sum(tensor.nbytes for tensor in _weights(folder).values())
+            assert metrics["synced_bytes"] < 0.6 * sum(tensor.nbytes for tensor in _weights(folder).values())
         # The same tokens under the weights before they were quantised: the check above would see it.
         assert _largest_difference(engine, folders[-1]) > 1e-3
 
@@ -166,22 +164,19 @@ def test_each_pipeline_stage_sends_its_own_blocks(model_folder: Folders, fork_se
     start, folder = (model_folder("qwen3", seed=seed, **SIZES["qwen3"]) for seed in (1, 2))
     engine, quantised = _engine(start, tmp_path, fork_server, 1), Fp8(read_architecture(folder))
 
-    def rank(_: int) -> list[int]:
+    def rank(_: int) -> dict[str, float]:
         models, model = build(folder, pp=2), read_architecture(folder)
         load_hf(models, folder, model)
-        transport = _transport("distributed", engine.control, folder, tmp_path, senders=senders_group())
-        assert isinstance(transport, DistributedTransport)
-        named = quantised.tensors(named_hf_tensors(models, model, by_stage=True))
-        if transport.follows:
-            transport.follow(named)
-        else:
-            transport.send(named, version="1")
+        transport = _transport("distributed", engine.control, folder, tmp_path, turns=Turns.of_pipeline())
+        metrics = transport.send(quantised.tensors(named_hf_tensors(models, model, by_stage=True)), version="1")
         torch.distributed.barrier()
         transport.close()
-        return [size for size, _ in transport.shares.values()]
+        return metrics
 
     with running(engine):
-        sizes, _ = run_ranks(rank, 2)
+        metrics, of_other = run_ranks(rank, 2)
         assert _largest_difference(engine, _dequantised(folder, tmp_path / "dequantised")) < 1e-4
     sent = quantised.tensors(iter(_weights(folder).items()))
-    assert len(sizes) == 2 and min(sizes) > 0 and sum(sizes) == sum(tensor.nbytes for _, tensor in sent)
+    sizes = [metrics[f"perf/sync/stage{stage}_bytes"] for stage in range(2)]
+    assert min(sizes) > 0 and sum(sizes) == metrics["synced_bytes"] == sum(tensor.nbytes for _, tensor in sent)
+    assert of_other == {}

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from slime.config.weight_options import SyncOptions
 from slime.engine.control import EngineControl, EngineKeys
-from slime.engine.ports import own_address
 from slime.plugin.architecture import Architecture
 from slime.weights.quantised import Quantisation, quantisation_of
 from slime.weights.shards import GATHERED_BYTES, NamedTensors, drained
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
-from slime.weights.transports.stages import senders_group, stage_metrics
+from slime.weights.transports.stages import Turns
 from slime.weights.transports.tensor import TensorTransport
 from slime.weights.transports.transport import WeightTransport, joined_by_engines
 from slime.weights.verify import WeightCheck
@@ -62,18 +60,14 @@ class WeightSender:
         version: str,
         restarts: int,
     ) -> dict[str, float]:
-        """Send the weights; arguments and result as of `sync_weights`."""
-        with drained(weights):  # also of those that are wrapped below, and if there is no transport yet
+        """Send the weights, which are iterated to their end whatever fails: other ranks take part in gathering them.
+
+        Arguments and result as of `sync_weights`.
+        """
+        with drained(weights):
             transport = self._transport_to(engine_urls, keys, tp_size=tp_size, restarts=restarts)
-            if self._quantised is not None:
-                weights = self._quantised.tensors(weights)
-            if isinstance(transport, DistributedTransport) and transport.follows:
-                transport.follow(weights)
-                return {}
-            sent = transport.send(weights, version=version)
-        shares = transport.shares if isinstance(transport, DistributedTransport) else {}
-        sent = sum(size for size, _ in shares.values()) or sent
-        return {"synced_bytes": float(sent), **(stage_metrics(shares) if shares else {})}
+            named = weights if self._quantised is None else self._quantised.tensors(weights)
+            return transport.send(named, version=version)
 
     def _transport_to(
         self, engine_urls: list[str], keys: EngineKeys | None, *, tp_size: int, restarts: int
@@ -93,7 +87,7 @@ class WeightSender:
                     scratch=self._run_dir / "weights",
                     on_gpu=config.on_gpu,
                     repeated=config.restarts_engines,
-                    senders=senders_group() if self.by_stage else None,
+                    turns=Turns.of_pipeline() if self.by_stage else None,
                 )
             else:  # an engine that was started again has lost its connection
                 self._transport.connect(engines)
@@ -116,7 +110,7 @@ def create_transport(
     on_gpu: bool,
     repeated: bool = False,
     quantised: Quantisation | None = None,
-    senders: Any = None,
+    turns: Turns | None = None,
 ) -> WeightTransport:
     """The transport of `--update-weight-transport` to these engines, for a sender.
 
@@ -129,7 +123,7 @@ def create_transport(
         on_gpu: Whether the weights are on a GPU.
         repeated: Whether a failed sync is repeated.
         quantised: How the engines hold it, if not as it is; the tensors that are sent are then its.
-        senders: The process group of the senders of all pipeline stages, if each sends its own tensors.
+        turns: If each pipeline stage sends its own tensors, the turns of this stage's sender.
     """
     check = None
     if options.check_weight_update_equal:
@@ -153,8 +147,5 @@ def create_transport(
         case "disk":
             return DiskTransport(**common, folder=scratch, source_folder=hf_folder, model=model)
         case _:
-            address = own_address([str(urlsplit(engine.url).hostname) for engine in engines])
             backend = "nccl" if on_gpu else "gloo"
-            return DistributedTransport(
-                **common, backend=backend, address=address, bucket_bytes=bucket_bytes, senders=senders
-            )
+            return DistributedTransport(**common, backend=backend, bucket_bytes=bucket_bytes, turns=turns)

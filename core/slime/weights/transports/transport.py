@@ -19,7 +19,7 @@ from slime.config.weight_options import CLEANUP_S
 from slime.engine.control import EngineControl
 from slime.errors import EngineRefusedError, WeightSyncError
 from slime.plugin.architecture import Architecture
-from slime.weights.shards import NamedTensors, drained
+from slime.weights.shards import NamedTensors
 from slime.weights.verify import WeightCheck
 
 
@@ -133,15 +133,20 @@ class Fleet:
     def __init__(self, engines: Sequence[EngineControl], timeout_s: float) -> None:
         self.engines = engines
         self.deadline = time.monotonic() + timeout_s
-        # Two threads for each engine: cleaning up may begin while a call is still running.
-        self._pool = futures.ThreadPoolExecutor(max_workers=max(1, 2 * len(engines)))
+        # Three threads for each engine: both steps of cleaning up may begin while a call is still running.
+        self._pool = futures.ThreadPoolExecutor(max_workers=max(1, 3 * len(engines)))
 
     def remaining_s(self) -> float:
         """Seconds to the deadline."""
         return max(0.0, self.deadline - time.monotonic())
 
     def start(self, phase: str, call: Callable[[EngineControl], Any]) -> FleetCall:
-        """Begin one call to every engine."""
+        """Begin one call to every engine. Raises `WeightSyncError` after the deadline: no engine is to blame then."""
+        if not self.remaining_s():
+            raise WeightSyncError(
+                f"Weight sync: no time was left for {phase}; the trainer took it. --weight-sync-timeout-s sets the"
+                " limit."
+            )
         return FleetCall(phase, {self._pool.submit(call, engine): engine for engine in self.engines})
 
     def each(self, phase: str, call: Callable[[EngineControl], Any]) -> list[Any]:
@@ -162,7 +167,7 @@ class Fleet:
 
 @dataclass(kw_only=True, eq=False)
 class WeightTransport(ABC):
-    """Sends the trainer's weights to engines. Used on trainer rank 0; the other ranks `drain` the tensors.
+    """Sends the trainer's weights to engines. Used on trainer rank 0.
 
     Of the `distributed` transport, the first rank of every other pipeline stage has one too.
 
@@ -189,11 +194,13 @@ class WeightTransport(ABC):
         self.close()
         self.engines = engines
 
-    def send(self, named: NamedTensors, *, version: str) -> int:
-        """Update every engine to these weights and this weight version; how many bytes went to each of them.
+    def send(self, named: NamedTensors, *, version: str) -> dict[str, float]:
+        """Update every engine to these weights and this weight version.
 
-        The whole sequence: pause, update and flush caches, check (if requested), resume. `named` is always iterated to
-        its end, so that ranks that take part in gathering it never wait.
+        The whole sequence: pause, update and flush caches, check (if requested), resume.
+
+        Returns:
+            Metrics: `synced_bytes`, which went to each engine.
 
         Raises:
             WeightSyncError: With engine and phase. Engines that still answer are resumed, unless the sync is repeated.
@@ -206,9 +213,8 @@ class WeightTransport(ABC):
                 sent += tensor.nbytes
                 yield name, tensor
 
-        with drained(named):
-            self._update(counted() if self.check is None else self.check.observe(counted()), version)
-        return sent
+        self._update(counted() if self.check is None else self.check.observe(counted()), version)
+        return {"synced_bytes": float(sent)}
 
     @abstractmethod
     def _update(self, named: NamedTensors, version: str) -> None:
