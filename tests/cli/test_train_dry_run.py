@@ -36,7 +36,10 @@ def test_the_plan_describes_the_run(dry_run: Slime, described_model: Path, promp
         "memory       a training rank: 0.7 MiB = weights 0.2 MiB + gradients 0.2 MiB + optimizer 0.2 MiB; in a step",
         "an engine: weights",
         "network      everything listens on 127.0.0.1",
-        "Ray: a local one with a random token of this run",
+        "Ray: ports chosen by Ray; key: a random token of this run; no dashboard",
+        "engines: ports 19012-19013 of 127.0.0.1; key: random keys of this run",
+        "router: port 19011 of 127.0.0.1; key: random keys of this run",
+        "meeting points, gloo and NCCL: free ports of 127.0.0.1; no key (SECURITY.md)",
         "estimators/grpo  (slime-rl",
         "eps=0.001",
         "rewards/exact_match",
@@ -52,6 +55,9 @@ def test_the_plan_names_addresses_ports_and_keys_of_a_cluster(dry_run: Slime) ->
     text = dry_run("--ray-address", "127.0.0.1:1").out
     assert "network      engines, router and ranks listen on their nodes' addresses, at free ports from 20000" in text
     assert "Ray: the cluster 127.0.0.1:1, its ports; key: RAY_AUTH_TOKEN or ~/.ray/auth_token" in text
+    assert "engines: 1 free port from 20000 of the address of its node; key: random keys of this run" in text
+    assert "router: 1 free port from 20000 of the address of the driver's node; key: random keys of this run" in text
+    assert "gloo and NCCL: free ports of the address of its node; no key; close these ports to everybody" in text
 
 
 def test_a_dry_run_writes_nothing(dry_run: Slime, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -26,8 +27,11 @@ RAY_PORT = 6379
 _OBJECT_STORE = 100_000_000
 _START_S = 120.0
 _DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-#: Ray notices within seconds that a node has left, instead of after a minute
+#: Ray answers those alone that have the token of these tests, and notices within seconds that a node has left, instead
+#: of after a minute
 _RAY_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "1000",
@@ -60,11 +64,15 @@ class Node:
     address: str
     #: the process that keeps its network, also while the node is dead
     network: subprocess.Popen[bytes]
+    #: what the network is plugged into, and its port there
+    switch: subprocess.Popen[bytes]
+    port: str
     #: its first process; None while it is dead
     first: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def boot(self) -> None:
-        """Start its first process."""
+        """Plug it in, and start its first process."""
+        _in(self.switch, "ip", "link", "set", self.port, "up")
         script = _FIRST.format(temporary=TEMPORARY, name=self.name)
         spaces = ("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child")
         command = [*_inside(self.network.pid, "--net"), *_DIES_WITH_US, *spaces, "sh", "-c", script]
@@ -100,6 +108,16 @@ class Node:
         )
         assert done.returncode == 0, f"{self.name}: {' '.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def slow_down(self, mbit: int) -> None:
+        """Let its link carry so many Mbit/s, in each direction."""
+        for holder, end in ((self.network, "eth0"), (self.switch, self.port)):
+            limit = ("tbf", "rate", f"{mbit}mbit", "burst", "64kbit", "latency", "400ms")
+            _in(holder, "tc", "qdisc", "add", "dev", end, "root", *limit)
+
+    def cut_off(self) -> None:
+        """Unplug it, until it starts again: nothing arrives or leaves, and nobody is told."""
+        _in(self.switch, "ip", "link", "set", self.port, "down")
 
     def kill(self) -> None:
         """End every process of the node at once, as a restart does. Its network stays, so that
@@ -167,7 +185,7 @@ def network(count: int, *, ipv6: bool = False) -> Iterator[list[Node]]:
             without_probe = ("nodad",) if ipv6 else ()
             _in(holder, "ip", "addr", "add", f"{address}/{64 if ipv6 else 24}", "dev", "eth0", *without_probe)
             _in(holder, "ip", "link", "set", "eth0", "up")
-            node = Node(f"node-{number}", address, holder)
+            node = Node(f"node-{number}", address, holder, switch, port)
             last_to_first.callback(node.kill)
             node.boot()
             nodes.append(node)

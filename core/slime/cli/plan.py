@@ -40,7 +40,7 @@ def plan_text(checked: Preflight, of_plugins: Mapping[str, Sequence[str]], notes
         ("devices", [_devices(checked)]),
         ("layers", [config.layer_backend] if config.names_layers else []),
         *of_plugins.items(),
-        ("network", _network(config)),
+        ("network", _network(checked)),
         ("plugins", _plugins(checked)),
         ("checkpoints", _checkpoints(config)),
         ("megatron", [_pairs(config.megatron)] if config.megatron else []),
@@ -132,16 +132,30 @@ def _devices(checked: Preflight) -> str:
     return f"{config.world_size + engines} {kind} of {where}: {config.world_size} for training + {engines} for engines"
 
 
-def _network(config: RunConfig) -> Iterator[str]:
-    """Where the processes listen, and what keeps others out."""
-    address = config.cluster.ray_address
+def _network(checked: Preflight) -> Iterator[str]:
+    """Where the processes listen, at which ports, and which keys keep others out."""
+    config, cluster, address = checked.config, checked.config.cluster, checked.config.cluster.ray_address
+    where = "127.0.0.1" if address is None else "the address of its node"
     if address is None:
         yield "everything listens on 127.0.0.1, at free ports unless named above"
-        yield "Ray: a local one with a random token of this run"
-        return
-    yield "engines, router and ranks listen on their nodes' addresses, at free ports from 20000 unless named above"
-    key = "RAY_AUTH_TOKEN or ~/.ray/auth_token, if the cluster wants a token (RAY_AUTH_MODE=token)"
-    yield f"Ray: the cluster {address}, its ports; key: {key}"
+        yield "Ray: ports chosen by Ray; key: a random token of this run; no dashboard"
+    else:
+        yield "engines, router and ranks listen on their nodes' addresses, at free ports from 20000 unless named above"
+        key = "RAY_AUTH_TOKEN or ~/.ray/auth_token, if the cluster wants a token (RAY_AUTH_MODE=token)"
+        yield f"Ray: the cluster {address}, its ports; key: {key}"
+    if checked.with_engines:
+        keys = "random keys of this run"
+        yield f"engines: {_ports(cluster.engine_port, config.num_engines)} of {where}; key: {keys}"
+        where_router = where if address is None else "the address of the driver's node"
+        yield f"router: {_ports(cluster.router_port, 1)} of {where_router}; key: {keys}"
+    shared = "" if address is None else "; close these ports to everybody but the nodes"
+    yield f"meeting points, gloo and NCCL: free ports of {where}; no key{shared} (SECURITY.md)"
+
+
+def _ports(first: int | None, count: int) -> str:
+    if first is None:
+        return f"{count} free port{'s' if count != 1 else ''} from 20000"
+    return f"port {first}" if count == 1 else f"ports {first}-{first + count - 1}"
 
 
 def _plugins(checked: Preflight) -> Iterator[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
+import os
 import secrets
 import shutil
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,26 @@ from slime.config import RunConfig, config_problems, read_config, resolve
 from slime.config.assemble import stop_on
 from slime.config.run_file import PATHS, with_absolute_paths
 from slime.errors import ConfigError, one_line, writing
-from slime_launch.node_facts import Inspector, NodeFacts, node_facts
+from slime_launch.cluster_problems import (
+    CheckedNode,
+    Problem,
+    compare,
+    of_folder,
+    of_links,
+    of_many,
+    of_ports,
+    rate_text,
+)
+from slime_launch.link_speed import Link, measure
+from slime_launch.node_facts import Inspector, node_facts
 
 _HELP = """\
 usage: slime cluster check RUN.toml [options] [-- FLAGS]
 
 Ask all nodes of a Ray cluster what a run would find there, and print a line
-for each thing that is wrong: the node, what was found, and what to do. Nothing
-is started but one small process on each node. FLAGS are those of
+for each thing that is wrong: the node, what was found, and what to do. Then
+come the ports of the nodes, and what was measured of links and shared folder.
+Nothing is started but one small process on each node. FLAGS are those of
 `slime train`. The exit code is 1 if anything is wrong.
 
   --ray-address HOST:PORT  of the cluster [the one of this machine]
@@ -36,35 +48,47 @@ is started but one small process on each node. FLAGS are those of
   --json                   what each node answered, and what is wrong, as JSON
 """
 _WRITTEN = {"output_dir", "save", "save_hf"}
-_CLOCK_S = 2.0
 _CLOCK_LOOKS = 5
-_SHARED_MEMORY = 1_000_000_000
-_TEMPORARY = 1_000_000_000
-_OPEN_FILES = 8192
 #: bytes of a checkpoint for each byte of a model in 16 bits: weights, and Adam's three copies in 32 bits
 _CHECKPOINT = 7
+#: how much is written to the output folder to measure it: so many bytes, for so long at most
+_WRITTEN_BYTES, _WRITTEN_S = 256 << 20, 3.0
+_CHUNK = 16 << 20
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong."""
+@dataclass
+class Checked:
+    """What was found."""
 
-    node: str
-    found: str
-    advice: str
+    nodes: dict[str, CheckedNode] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    links: Sequence[Link] = ()
+    #: bytes per second that this machine writes to the output folder
+    written: float = 0.0
 
-    def __str__(self) -> str:
-        return f"{self.node}: {self.found}. {self.advice}"
-
-
-@dataclass(frozen=True)
-class CheckedNode:
-    """A node that answered."""
-
-    address: str
-    facts: NodeFacts
-    #: seconds that its clock is certainly ahead of this machine's, or behind
-    clock: float
+    def lines(self) -> Iterator[str]:
+        """For users."""
+        yield from map(str, self.problems)
+        maps: dict[str, list[str]] = {}
+        for name, node in self.nodes.items():
+            maps.setdefault(str(node.facts.ports), []).append(name)
+        for ports, names in maps.items():
+            yield f"ports of {', '.join(names)}: {ports}"
+        network, rates = "", {"disk-write": f"{self.written:.2g}"}
+        yield f"measured: this machine writes {rate_text(self.written)} to the output folder"
+        if measured := [link for link in self.links if link.broadcast is not None]:
+            slowest = min(measured, key=lambda link: link.broadcast or 0.0)
+            rate, small = slowest.broadcast or 0.0, max(link.all_reduce_s or 0.0 for link in measured)
+            yield (
+                f"measured: TCP between nodes carries {rate_text(rate)} ({' and '.join(slowest.nodes)}) or more,"
+                f" and a small all-reduce takes up to {1e3 * small:.2g} ms"
+            )
+            # NCCL would use it, which is faster than TCP.
+            if not any(node.facts.infiniband for node in self.nodes.values()):
+                rates = {"network-share": "1", **rates}
+                network = f"--network 1x{rate / 1e9:.2g}GB "
+        yield f"for `slime plan`: {network}{' '.join(f'--rate-{name} {value}' for name, value in rates.items())}"
+        yield f"{len(self.nodes)} nodes answered: {len(self.problems) or 'no'} problems"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -77,13 +101,9 @@ def run(argv: Sequence[str]) -> int:
         return 0 if words else 2
     stated = _arguments().read(words)
     config = _config(stated, flags)
-    nodes, problems = _ask(stated, config)
-    if stated.json:
-        told = {"nodes": {name: asdict(node) for name, node in nodes.items()}, "problems": [*map(asdict, problems)]}
-        print(json.dumps(told, indent=1))
-    else:
-        print("\n".join([*map(str, problems), f"{len(nodes)} nodes answered: {len(problems) or 'no'} problems"]))
-    return 1 if problems else 0
+    checked = _ask(stated, config)
+    print(json.dumps(asdict(checked), indent=1) if stated.json else "\n".join(checked.lines()))
+    return 1 if checked.problems else 0
 
 
 def _arguments() -> Arguments:
@@ -137,7 +157,7 @@ def _canary(folder: Path) -> Iterator[tuple[str, str]]:
                 one.rmdir()
 
 
-def _ask(stated: Namespace, config: RunConfig) -> tuple[dict[str, CheckedNode], list[Problem]]:
+def _ask(stated: Namespace, config: RunConfig) -> Checked:
     """What the nodes of the cluster answer, and what is wrong."""
     import ray
 
@@ -146,35 +166,69 @@ def _ask(stated: Namespace, config: RunConfig) -> tuple[dict[str, CheckedNode], 
 
     paths = inputs(config)
     output = Path(config.run.output_dir)
+    checked = Checked()
     with _canary(output) as (canary, text), ray_session(config):
-        here = node_facts(canary, paths)
-        alive = [one for one in ray.nodes() if one["Alive"]]
-        nodes, problems = _answers(alive, canary, paths, stated.timeout_s)
+        session = ray.get_runtime_context().get_session_name()
+        here = node_facts(canary, paths, session)
+        alive = sorted((one for one in ray.nodes() if one["Alive"]), key=_name)
+        actors = _answers(checked, alive, (canary, paths, session), stated.timeout_s)
+        checked.links = measure(actors, {name: node.address for name, node in checked.nodes.items()})
         free = shutil.disk_usage(output).free
+        checked.written = _speed(Path(canary))
+    problems = checked.problems
     if len(alive) < stated.nodes:
         names = ", ".join(sorted(map(_name, alive)))
         found = f"{len(alive)} of {stated.nodes} nodes are in it: {names}"
         problems.append(
             Problem("cluster", found, "Start Ray on the others, `ray start --address=...`, and read its log")
         )
-    demand = Demand.of(config, ranks=config.world_size, num_engines=config.num_engines if config.trains_policy else 0)
+    engines = config.num_engines if config.trains_policy else 0
+    demand = Demand.of(config, ranks=config.world_size, num_engines=engines)
     devices = [int(one["Resources"].get(demand.resource, 0)) for one in alive]
     try:
         demand.check(devices)
         demand.nodes_per_engine(devices)
     except ConfigError as error:
         problems.append(Problem("cluster", one_line(error).rstrip("."), "Add nodes, or lower what the run asks for"))
-    problems += compare(nodes, here, text, output)
-    room = 2 * _CHECKPOINT * _weights(Path(config.checkpoint.hf_checkpoint or "."))
-    if free < room:
-        found = f"{output} has {_size(free)} free, and two checkpoints take up to {_size(room)}"
-        problems.append(Problem("shared folder", found, "Free some, or choose another --output-dir"))
-    return nodes, problems
+    problems += compare(checked.nodes, here, text, output)
+    first = config.cluster.engine_port
+    problems += of_ports(
+        checked.nodes, {} if first is None else dict.fromkeys(range(first, first + engines), "--engine-port")
+    )
+    problems += of_links(checked.links)
+    problems += of_many(here.ray_settings if not checked.nodes else _common(checked.nodes), len(alive))
+    checkpoint = _CHECKPOINT * _weights(Path(config.checkpoint.hf_checkpoint or "."))
+    deadline_s = config.cluster.step_timeout_s
+    problems += of_folder(output, free=free, written=checked.written, checkpoint=checkpoint, deadline_s=deadline_s)
+    return checked
+
+
+def _common(nodes: Mapping[str, CheckedNode]) -> dict[str, str]:
+    """Settings of Ray that all nodes have."""
+    every = [node.facts.ray_settings for node in nodes.values()]
+    return {name: value for name, value in every[0].items() if all(name in one for one in every)}
+
+
+def _speed(beside: Path) -> float:
+    """Bytes per second that this machine writes into a folder."""
+    path, chunk, written = beside.with_suffix(".speed"), os.urandom(_CHUNK), 0
+    started = time.perf_counter()
+    try:
+        with writing(path), path.open("wb") as file:
+            while written < _WRITTEN_BYTES and time.perf_counter() - started < _WRITTEN_S:
+                file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+                written += len(chunk)
+        return written / (time.perf_counter() - started)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _answers(
-    alive: Sequence[Mapping[str, Any]], canary: str, paths: Sequence[str], timeout_s: float
-) -> tuple[dict[str, CheckedNode], list[Problem]]:
+    checked: Checked, alive: Sequence[Mapping[str, Any]], question: tuple[str, Sequence[str], str], timeout_s: float
+) -> dict[str, Any]:
+    """Ask each node; Ray's handles of those that have answered."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -184,8 +238,8 @@ def _answers(
     for one in alive:
         place = NodeAffinitySchedulingStrategy(one["NodeID"], soft=False)
         actor = inspector.options(scheduling_strategy=place).remote()
-        asked.append((one, actor, actor.facts.remote(canary, paths)))
-    nodes, problems = {}, []
+        asked.append((one, actor, actor.facts.remote(*question)))
+    actors, problems = {}, checked.problems
     for one, actor, answer in asked:
         name = f"{_name(one)} ({one['NodeManagerAddress']})"
         try:
@@ -199,8 +253,9 @@ def _answers(
             advice = "Install the same slime there, in the environment that Ray runs in"
             problems.append(Problem(name, f"slime could not look at it: {reason}", advice))
         else:
-            nodes[name] = CheckedNode(one["NodeManagerAddress"], facts, clock)
-    return nodes, problems
+            checked.nodes[name] = CheckedNode(one["NodeManagerAddress"], facts, clock)
+            actors[name] = actor
+    return actors
 
 
 def _name(node: Mapping[str, Any]) -> str:
@@ -225,85 +280,6 @@ def off(took: float, later: float) -> float:
     return later - took if later > took else min(later, 0.0)
 
 
-def compare(nodes: Mapping[str, CheckedNode], here: NodeFacts, canary: str, output: Path) -> list[Problem]:
-    """What is wrong with the nodes.
-
-    Args:
-        nodes: What they answered.
-        here: The facts of this machine.
-        canary: What is in the file of the run folder.
-        output: The folder of that file.
-    """
-    problems = []
-    for path, content in here.contents.items():
-        if not content:
-            problems.append(Problem("this machine", f"{path} is missing or cannot be read", "Correct the run file"))
-    addresses = [node.address for node in nodes.values()]
-    for name, node in nodes.items():
-        problems += [Problem(name, *pair) for pair in _of_node(node, addresses, here, canary, output)]
-    return problems
-
-
-def _of_node(
-    node: CheckedNode, addresses: Sequence[str], here: NodeFacts, canary: str, output: Path
-) -> Iterator[tuple[str, str]]:
-    facts = node.facts
-    if facts.canary != canary:
-        yield (
-            f"it does not see what this machine writes to {output}",
-            "Put --output-dir into a folder that all nodes share",
-        )
-    for path, content in facts.contents.items():
-        if here.contents[path] and not content:
-            yield f"{path} is missing or cannot be read there", "Put it into a shared folder, or copy it to that path"
-        elif here.contents[path] and content != here.contents[path]:
-            yield f"{path} has another content than here", "Copy it anew: all nodes have to read the same"
-    for package in sorted({*facts.versions, *here.versions}):
-        theirs, ours = (one.get(package, "none") for one in (facts.versions, here.versions))
-        if theirs != ours:
-            yield f"{package} {theirs} there, {ours} here", "Install the same versions on all nodes, and restart Ray"
-    if abs(node.clock) > _CLOCK_S:
-        side = "ahead of" if node.clock > 0 else "behind"
-        yield f"its clock is {abs(node.clock):.0f} s {side} this machine's", "Set the clocks by NTP"
-    if facts.shared_memory < _SHARED_MEMORY:
-        yield (
-            f"/dev/shm has {_size(facts.shared_memory)} free, of {_size(_SHARED_MEMORY)} at least",
-            "Free it, or enlarge it: `docker run --shm-size`, a memory volume of the pod",
-        )
-    if facts.temporary < _TEMPORARY:
-        yield (
-            f"{facts.temporary_folder} has {_size(facts.temporary)} free, of {_size(_TEMPORARY)} at least",
-            "Free some, or set RAY_TMPDIR where Ray is started",
-        )
-    if 0 <= facts.open_files < _OPEN_FILES:
-        yield (
-            f"a process may open {facts.open_files} files, of {_OPEN_FILES} at least",
-            "Run `ulimit -n` with more where Ray is started",
-        )
-    if facts.proxies:
-        through = [one for one in addresses if not _excepted(one, facts.no_proxy)]
-        if through:
-            yield (
-                f"{', '.join(facts.proxies)} would take calls to nodes ({', '.join(through)}) to a proxy",
-                "Add their addresses to no_proxy where Ray is started",
-            )
-
-
-def _excepted(address: str, no_proxy: str) -> bool:
-    """Whether calls to an address go past a proxy: all do, or it is named, by itself or by its network."""
-    for word in (one.strip() for one in no_proxy.split(",")):
-        if word in ("*", address):
-            return True
-        with contextlib.suppress(ValueError):
-            if ipaddress.ip_address(address) in ipaddress.ip_network(word, strict=False):
-                return True
-    return False
-
-
 def _weights(model: Path) -> int:
     """Bytes of a model's weights."""
     return sum(file.stat().st_size for file in model.glob("*.safetensors"))
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2g} GB" if count < 1e10 else f"{count / 1e9:.0f} GB"

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import shutil
 import time
@@ -13,8 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_launch.link_speed import Talker
+from slime_launch.node_settings import INFINIBAND, active_infiniband
+from slime_launch.node_state import Ports, device_memory_held, driver, left_behind, ports
+
 SHARED_MEMORY = Path("/dev/shm")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+#: Ray's settings have small letters; its other variables do not
+_RAY_SETTING = re.compile(r"RAY_[a-z0-9_]+").fullmatch
+_NCCL = "nvidia-nccl-"
 _ENGINES = ("ray", "torch", "sglang", "sglang-router", "megatron-core", "transformers")
 #: of each end of a file; to read whole models on all nodes would take minutes
 _READ = 1 << 20
@@ -40,14 +48,26 @@ class NodeFacts:
     #: names of the proxies that its environment sets; their addresses may have keys
     proxies: Sequence[str]
     no_proxy: str
+    #: InfiniBand devices that are up
+    infiniband: Sequence[str]
+    ports: Ports
+    #: processes of other runs and other Rays
+    left_behind: Sequence[str]
+    #: processes that hold memory of GPUs
+    device_memory: Sequence[str]
+    #: whether the Ray there answers only those who have its token
+    token: bool
+    #: settings of Ray -> value, where it was started with others than its own
+    ray_settings: Mapping[str, str]
 
 
-def node_facts(canary: str, paths: Sequence[str]) -> NodeFacts:
+def node_facts(canary: str, paths: Sequence[str], session: str) -> NodeFacts:
     """The facts of this node.
 
     Args:
         canary: The file in the run folder.
         paths: Files and folders that the run reads.
+        session: How Ray calls what started this process.
     """
     temporary = os.environ.get("RAY_TMPDIR", "/tmp")
     return NodeFacts(
@@ -60,15 +80,21 @@ def node_facts(canary: str, paths: Sequence[str]) -> NodeFacts:
         resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         [name for name in PROXIES if _variable(name)],
         _variable("no_proxy"),
+        active_infiniband(INFINIBAND),
+        ports(),
+        left_behind(session),
+        device_memory_held(),
+        os.environ.get("RAY_AUTH_MODE") == "token",
+        {name.removeprefix("RAY_"): value for name, value in os.environ.items() if _RAY_SETTING(name)},
     )
 
 
-class Inspector:
-    """Looks at its node; Ray makes one on each."""
+class Inspector(Talker):
+    """Looks at its node, and talks to the others; Ray makes one on each."""
 
-    def facts(self, canary: str, paths: Sequence[str]) -> NodeFacts:
+    def facts(self, canary: str, paths: Sequence[str], session: str) -> NodeFacts:
         """See `node_facts`."""
-        return node_facts(canary, paths)
+        return node_facts(canary, paths, session)
 
     def now(self) -> float:
         """The node's clock."""
@@ -109,6 +135,10 @@ def _versions() -> dict[str, str]:
         groups = {entry.group for entry in one.entry_points} if name not in _ENGINES else set()
         if name in _ENGINES or any(group.partition(".")[0] == "slime" for group in groups):
             found[name] = one.version
+        elif name.startswith(_NCCL):
+            found["NCCL"] = one.version
+    if version := driver():
+        found["NVIDIA's driver"] = version
     return found
 
 

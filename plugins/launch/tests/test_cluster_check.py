@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +18,12 @@ from tests.support.nodes import TEMPORARY, Cluster, cluster
 from tests.support.tiny_models import make_tiny_model
 
 from slime.config import read_config, resolve
-from slime_launch.cluster_command import CheckedNode, compare, inputs, off
+from slime_launch import node_settings, node_state
+from slime_launch.cluster_command import Checked, inputs, off
+from slime_launch.cluster_problems import CheckedNode, compare, of_folder, of_links, of_many, of_ports
+from slime_launch.link_speed import Link, rounds
 from slime_launch.node_facts import NodeFacts, fingerprint, node_facts
+from slime_launch.node_state import Ports
 
 OUTPUT = Path("/shared/outputs")
 GOOD = NodeFacts(
@@ -30,6 +36,12 @@ GOOD = NodeFacts(
     open_files=65536,
     proxies=(),
     no_proxy="",
+    infiniband=(),
+    ports=Ports((32768, 60999), (22, 6379)),
+    left_behind=(),
+    device_memory=(),
+    token=True,
+    ray_settings={},
 )
 
 
@@ -51,9 +63,20 @@ def test_a_cluster_that_is_right_has_no_problems() -> None:
     [
         ({"canary": ""}, "it does not see what this machine writes to /shared/outputs. Put --output-dir into"),
         ({"canary": "old"}, "it does not see what this machine writes"),
+        ({"versions": GOOD.versions | {"NCCL": "2.27.5"}}, "NCCL 2.27.5 there, none here. Install the same versions"),
+        ({"versions": GOOD.versions | {"NVIDIA's driver": "550.54"}}, "NVIDIA's driver 550.54 there, none here."),
+        (
+            {"left_behind": ["process 7 of me (sglang::scheduler)"]},
+            "process 7 of me (sglang::scheduler) is not of this Ray cluster. End it if an earlier job has left it",
+        ),
+        (
+            {"device_memory": ["process 8 (python) holds 512 MiB of a GPU"]},
+            "process 8 (python) holds 512 MiB of a GPU.",
+        ),
         ({"contents": GOOD.contents | {"/shared/model": ""}}, "/shared/model is missing or cannot be read there."),
         ({"contents": GOOD.contents | {"/shared/prompts.jsonl": "q"}}, "/shared/prompts.jsonl has another content"),
         ({"versions": GOOD.versions | {"torch": "2.8"}}, "torch 2.8 there, 2.9 here. Install the same versions"),
+        ({"token": False}, "Ray was started there without a token: whoever reaches its ports can run programs as you."),
         ({"versions": {"slime-rl": "1.0", "torch": "2.9"}}, "my-reward none there, 0.1 here."),
         ({"versions": GOOD.versions | {"other": "3"}}, "other 3 there, none here."),
         ({"clock": -61.0}, "its clock is 61 s behind this machine's. Set the clocks by NTP"),
@@ -75,6 +98,107 @@ def test_what_this_machine_lacks_is_said_once() -> None:
     nodes = {name: CheckedNode(name, here, 0.0) for name in ("one", "two")}
     (problem,) = compare(nodes, here, "seen", OUTPUT)
     assert str(problem) == "this machine: /shared/model is missing or cannot be read. Correct the run file"
+
+
+def test_ports_that_a_run_would_not_get_are_named() -> None:
+    def said(ports: Ports, wanted: dict[int, str]) -> list[str]:
+        nodes = {"two": CheckedNode("10.0.0.2", replace(GOOD, ports=ports), 0.0)}
+        return [str(problem) for problem in of_ports(nodes, wanted)]
+
+    assert said(GOOD.ports, {30000: "--engine-port"}) == []
+    (line,) = said(Ports((32768, 60999), (30000,)), {30000: "--engine-port", 30001: "--engine-port"})
+    assert line == "two: --engine-port 30000: something listens there. Choose another, or drop the option"
+    for ports, free in ((Ports((9000, 65000), (22,)), 0), (Ports((20010, 60999), (20001, 20002)), 8)):
+        (line,) = said(ports, {})
+        assert line.startswith(f"two: {free} ports from 20000 on are free below {ports.kernels[0]}, from where")
+
+
+def test_the_map_of_ports_has_spans() -> None:
+    ports = Ports((32768, 60999), (22, 6379, 20000, 20001, 20002, 31000))
+    assert str(ports) == (
+        "20000-32767 of runs, 12764 free; 32768-60999 of the kernel; taken below: 22, 6379, 20000-20002, 31000"
+    )
+    assert str(Ports((9000, 65000), ())).startswith("none of runs; 9000-65000 of the kernel; taken below: none")
+
+
+def test_pairs_of_nodes_that_do_not_talk_or_talk_slowly_are_named() -> None:
+    fast = [Link((one, "d"), 1e-4, 1e9) for one in ("a", "b", "c")]
+    assert [*of_links(fast)] == []
+    cut = Link(("a", "b"), reason="Connection refused")
+    lines = [str(problem) for problem in of_links([*fast, cut, Link(("b", "c"), 1e-4, 0.1e9)])]
+    assert lines[0].startswith("a and b: processes of them do not reach each other: Connection refused. Open all ports")
+    assert lines[1].startswith("b and c: 0.1 GB/s between them, and 1 GB/s between others. Look at their cables")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
+def test_each_pair_meets_once_and_no_node_is_in_two_at_a_time(count: int) -> None:
+    names = [f"n{number}" for number in range(count)]
+    found = list(rounds(names))
+    met = [frozenset(pair) for pairs in found for pair in pairs]
+    assert len(met) == len({*met}) == count * (count - 1) // 2
+    for pairs in found:
+        seated = [name for pair in pairs for name in pair]
+        assert len(seated) == len({*seated})
+
+
+def test_rays_settings_are_looked_at_above_64_nodes() -> None:
+    assert [*of_many({}, 64)] == []
+    (line,) = map(str, of_many({"num_workers_soft_limit": "16"}, 65))
+    assert line.startswith("cluster: 65 nodes, and Ray has its defaults for worker_register_timeout_seconds, ")
+    assert "num_workers_soft_limit" not in line and "RAY_worker_register_timeout_seconds=(120)" in line
+
+
+def test_a_folder_too_small_or_too_slow_for_checkpoints_is_named() -> None:
+    right = {"free": 3e11, "written": 1e9, "checkpoint": 10**11, "deadline_s": 3600.0}
+
+    def said(**changes: float) -> list[str]:
+        return [str(problem) for problem in of_folder(OUTPUT, **(right | changes))]  # type: ignore[arg-type]
+
+    assert said() == []
+    (line,) = said(free=10**11)
+    assert line.startswith("shared folder: /shared/outputs has 100 GB free, and two checkpoints take up to 200 GB.")
+    (line,) = said(written=1e7)
+    assert line.startswith("shared folder: /shared/outputs takes 0.01 GB/s, so that a checkpoint of up to 100 GB takes")
+    assert "--step-timeout-s 3600" in line
+
+
+def test_processes_of_another_ray_are_found() -> None:
+    # A stand-in: a process that calls itself as SGLang's do.
+    with subprocess.Popen(["bash", "-c", "exec -a sglang::scheduler sleep 60"]) as left:
+        try:
+            deadline = time.monotonic() + 30
+            while not (found := [one for one in node_state.left_behind("none") if f"process {left.pid} " in one]):
+                assert time.monotonic() < deadline
+            assert "(sglang::scheduler 60)" in found[0]
+            # One that this session has started is none.
+            assert not [one for one in node_state.left_behind("sglang::scheduler") if f"process {left.pid} " in one]
+        finally:
+            left.kill()
+
+
+def test_what_the_driver_says_of_gpus_is_read(stand_in: Any) -> None:
+    answers = {
+        "--query-gpu=driver_version": (0, "550.54.15\n550.54.15"),
+        "--query-compute-apps": (0, "4711, /usr/bin/python3, 40536"),
+    }
+    stand_in("nvidia-smi", answers)
+    assert node_state.driver() == "550.54.15"
+    assert node_state.device_memory_held() == ["process 4711 (/usr/bin/python3) holds 40536 MiB of a GPU"]
+    stand_in("nvidia-smi", {"": (9, "NVIDIA-SMI has failed because it couldn't communicate with the driver")})
+    assert node_state.driver() == "" and node_state.device_memory_held() == []
+
+
+def test_what_was_measured_are_words_of_slime_plan() -> None:
+    nodes = {"one": CheckedNode("10.0.0.1", GOOD, 0.0), "two": CheckedNode("10.0.0.2", GOOD, 0.0)}
+    links = [Link(("one", "two"), 2e-3, 1.25e9)]
+    lines = [*Checked(nodes, [], links, 5e8).lines()]
+    assert lines[0].startswith("ports of one, two: 20000-32767 of runs, 12768 free")
+    assert lines[-2] == "for `slime plan`: --network 1x1.2GB --rate-network-share 1 --rate-disk-write 5e+08"
+    assert lines[-1] == "2 nodes answered: no problems"
+    # NCCL uses InfiniBand where there is any.
+    nodes["two"] = CheckedNode("10.0.0.2", replace(GOOD, infiniband=("mlx5_0",)), 0.0)
+    assert [*Checked(nodes, [], links, 5e8).lines()][-2] == "for `slime plan`: --rate-disk-write 5e+08"
 
 
 def test_a_slow_answer_explains_a_late_clock() -> None:
@@ -100,8 +224,15 @@ def test_the_content_of_a_folder_counts(tmp_path: Path) -> None:
 def test_this_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://me:k3y@proxy:1")
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("RAY_num_workers_soft_limit", "16")
     (tmp_path / "canary").write_text("sings")
-    facts = node_facts(str(tmp_path / "canary"), [str(tmp_path)])
+    with socket.create_server(("127.0.0.1", 0)) as high, socket.socket() as low:
+        port = node_settings.free_port("127.0.0.1", 20000)
+        low.bind(("127.0.0.1", port))
+        low.listen()
+        facts = node_facts(str(tmp_path / "canary"), [str(tmp_path)], "no session")
+        assert port in facts.ports.taken and high.getsockname()[1] not in facts.ports.taken
+    assert facts.ray_settings["num_workers_soft_limit"] == "16"
     assert facts.canary == "sings" and facts.contents[str(tmp_path)]
     assert {"slime-rl", "torch", "ray", "Python"} <= {*facts.versions}
     assert facts.shared_memory > 0 and facts.open_files != 0
@@ -164,7 +295,11 @@ run-name = "one"
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "q", "label": "a"}\n')
     right = check(three, tmp_path, str(run), "--nodes", "3", "--timeout-s", "240")
     assert right.returncode == 0, right.stdout + right.stderr
-    assert right.stdout == "3 nodes answered: no problems\n"
+    *shown, last = right.stdout.splitlines()
+    assert last == "3 nodes answered: no problems"
+    assert shown[0].startswith(f"ports of {three.nodes[0].name} (") and "6379" in shown[0]
+    plan = next(line for line in shown if line.startswith("for `slime plan`: "))
+    assert "--network 1x" in plan and "--rate-disk-write" in plan
     assert not (tmp_path / "outputs").exists()
 
     # Folders that each node has for itself, little shared memory, and fewer nodes and devices than asked for.
@@ -172,8 +307,12 @@ run-name = "one"
     for number, content in ((0, "first"), (1, "other")):
         three.nodes[number].run("sh", "-c", f"echo {content} > {prompts}")
     three.nodes[1].run("mount", "-o", "remount,size=200m", "/dev/shm")
+    # Besides: a process that an earlier job has left, a wall between two nodes, and a stated port that is taken.
+    three.nodes[2].run("bash", "-c", "(exec -a sglang::scheduler sleep 600) >/dev/null 2>&1 &")
+    three.nodes[2].run("ip", "route", "add", "blackhole", f"{three.nodes[1].address}/32")
     words = (str(run), "--nodes", "4", "--timeout-s", "240", "--json")
-    wrong = check(three, tmp_path, *words, flags=("--actor-num-gpus-per-node", "7"))
+    wrong = check(three, tmp_path, *words, flags=("--actor-num-gpus-per-node", "7", "--engine-port", "6379"))
+    three.nodes[2].run("ip", "route", "del", "blackhole", f"{three.nodes[1].address}/32")
     assert wrong.returncode == 1, wrong.stdout + wrong.stderr
     told = json.loads(wrong.stdout)
     names = [f"{node.name} ({node.address})" for node in three.nodes]
@@ -189,4 +328,7 @@ run-name = "one"
     } <= found
     assert any(node == names[1] and text.startswith("/dev/shm has 0.") for node, text in found)
     assert any(node == "cluster" and "needs 7 CPUs" in text for node, text in found)
-    assert len(found) == 7
+    assert any(node == names[2] and "(sglang::scheduler 600) is not of this Ray" in text for node, text in found)
+    assert any(node == f"{names[1]} and {names[2]}" and "do not reach each other" in text for node, text in found)
+    assert any(node == names[0] and text.startswith("--engine-port 6379: ") for node, text in found)
+    assert len(found) == 10

@@ -103,7 +103,7 @@ def test_a_signal_before_the_end_of_its_time_requeues_it(slurm: SlurmCluster) ->
     run = launch(slurm, "two", 60)
     show = lambda: slurm.states() + asked(slurm, run, "--logs")  # noqa: E731 - of this run
     wait_until(lambda: steps(run), 600, "step", show)
-    number = json.loads((run / "launch" / "job.json").read_text())["id"]
+    number = json.loads((run / "launch" / "job.json").read_text())[-1]["id"]
     # As Slurm sends it `--signal` before the end.
     assert slurm.call("scancel", "--signal=TERM", "--batch", number).returncode == 0
     wait_until(lambda: "PENDING" in asked(slurm, run, "--status"), 300, "requeued job", show)

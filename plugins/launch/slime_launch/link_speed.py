@@ -1,0 +1,134 @@
+"""How fast each pair of nodes exchanges tensors, by gloo over TCP, as weight syncs on CPUs do."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+#: two processes that have not connected, or exchanged one message, by then do not reach each other
+TALK_S = 20.0
+_SMALL = 256
+_ROUNDS = 20
+#: bytes of the first broadcast; the next one has as many as take about a second
+_FIRST, _MOST = 1 << 20, 256 << 20
+_LONG_S = 1.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """What two nodes reach with each other."""
+
+    nodes: tuple[str, str]
+    #: seconds of a small all-reduce, and bytes per second of a broadcast; None if they do not reach each other
+    all_reduce_s: float | None = None
+    broadcast: float | None = None
+    #: why they do not
+    reason: str = ""
+
+
+class Talker:
+    """One side of a pair; part of what Ray makes on each node."""
+
+    def listen(self, address: str) -> int:
+        """Open the meeting point of a pair at this address, and return its port."""
+        import torch.distributed
+
+        # As runs do: below the ports that the kernel takes for connections.
+        from slime_launch.node_settings import free_port
+        from slime_launch.node_state import OWN_PORTS
+
+        port = free_port(address, OWN_PORTS[0])
+        dist: Any = torch.distributed  # its types leave out what is compiled
+        limit = timedelta(seconds=TALK_S)
+        self._store = dist.TCPStore(address, port, 2, True, limit, wait_for_workers=False)
+        return port
+
+    def talk(self, rank: int, own: str, address: str, port: int) -> tuple[float, float]:
+        """Exchange tensors with the other side.
+
+        Args:
+            rank: 0: this side listens.
+            own: The address of this node.
+            address: Of the side that listens.
+            port: Likewise.
+
+        Returns:
+            Seconds of a small all-reduce, and bytes per second of a broadcast.
+        """
+        import torch
+        import torch.distributed
+
+        dist: Any = torch.distributed  # its types leave out what is compiled
+        limit = timedelta(seconds=TALK_S)
+        store = self._store if rank == 0 else dist.TCPStore(address, port, 2, False, limit)
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = limit
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own, lazy_init=False)]
+        group = dist.ProcessGroupGloo(store, rank, 2, options)
+
+        def seconds(size: int, times: int, call: str) -> float:
+            tensor = torch.ones(size // 4)
+            started = time.perf_counter()
+            for _ in range(times):
+                group.allreduce([tensor]).wait() if call == "allreduce" else group.broadcast(tensor, 0).wait()
+            # The side that sends is done before everything has arrived.
+            group.allreduce([torch.ones(1)]).wait()
+            return (time.perf_counter() - started) / times
+
+        small = seconds(_SMALL, _ROUNDS, "allreduce")
+        first = seconds(_FIRST, 1, "broadcast")
+        # The mean of both sides, which have to choose the same size.
+        total = torch.tensor([first])
+        group.allreduce([total]).wait()
+        size = max(_FIRST, min(_MOST, int(_FIRST * _LONG_S / (float(total) / 2))) // 4 * 4)
+        return small, size / seconds(size, 1, "broadcast")
+
+
+def rounds(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
+    """All pairs, in rounds in which each node is in one pair at most."""
+    seats: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
+        yield [(one, other) for one, other in pairs if one is not None and other is not None]
+        seats[1:] = [seats[-1], *seats[1:-1]]
+
+
+def measure(talkers: Mapping[str, Any], addresses: Mapping[str, str]) -> list[Link]:
+    """Measure each pair of nodes, those of a round at the same time.
+
+    Args:
+        talkers: Ray's handle of the `Talker` of each node.
+        addresses: The address of each node.
+    """
+    import ray
+
+    found = []
+    for pairs in rounds(sorted(talkers)):
+        asked = []
+        for pair in pairs:
+            one, other = pair
+            port = talkers[one].listen.remote(addresses[one])
+            calls = [
+                talkers[node].talk.remote(rank, addresses[node], addresses[one], port) for rank, node in enumerate(pair)
+            ]
+            asked.append((pair, calls))
+        deadline = time.monotonic() + 4 * TALK_S
+        for (one, other), calls in asked:
+            reason = f"no answer for {4 * TALK_S:g} s"
+            with contextlib.suppress(ray.exceptions.GetTimeoutError):
+                try:
+                    small, rate = zip(*ray.get(calls, timeout=max(1.0, deadline - time.monotonic())), strict=True)
+                except ray.exceptions.RayTaskError as error:
+                    reason = str(error.cause or error).strip().splitlines()[0].rstrip(".")
+                except ray.exceptions.RayError as error:
+                    reason = type(error).__name__
+                else:
+                    found.append(Link((one, other), max(small), min(rate)))
+                    continue
+            found.append(Link((one, other), reason=reason))
+    return found
