@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import sysconfig
-from pathlib import Path
 from typing import Literal
+
+from slime.shops import import_shop
 
 LayerBackend = Literal["fused", "te", "torch"]
 
@@ -43,14 +41,5 @@ def missing_for(layers: str, *, on_gpu: bool) -> str | None:
         return None
     if importlib.util.find_spec("slime_fused") is None:
         return "needs the package slime_fused, which is not installed. Install slime-rl again, with all of its packages"
-    if on_gpu and importlib.util.find_spec("triton") is None:
-        return "needs the package triton, which PyTorch for GPUs brings and this one does not. Install that, or drop it"
-    # torch compiles C++ on a CPU, and Triton its launchers on a GPU.
-    name, usual = ("CC", ("gcc", "clang")) if on_gpu else ("CXX", ("g++",))
-    compilers = [os.environ[name]] if os.environ.get(name) else list(usual)
-    if not any(shutil.which(compiler.split()[0]) for compiler in compilers):
-        return f"needs a compiler, and {' or '.join(compilers)} is not found. Install g++, or drop it"
-    headers = Path(sysconfig.get_path("include"))
-    if not (headers / "Python.h").is_file():
-        return f"needs Python's headers, and {headers} has none. Install them (python3-dev on Debian), or drop it"
-    return None
+    lacks: str | None = import_shop("slime_fused", "--layer-backend fused").missing(on_gpu=on_gpu)
+    return lacks
