@@ -65,6 +65,7 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
         one.listen()
         port = one.getsockname()[1]
         assert port < free_port("127.0.0.1", port) < port + 1000
+    assert 20000 <= free_port("::1", 20000) < 21000
 
 
 def test_what_the_site_has_set_stays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
