@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Slime, split
+
+from slime.cli.help_topics import topics
+from slime.config.flag_table import find_flag
 
 TEXTS = [
     "--help",
@@ -16,6 +20,12 @@ TEXTS = [
     "train --help-megatron",
     "train --help-sglang",
     "train --help temperature",
+    "train --help sft",
+    "train --help memory",
+    "completion --help",
+    "doctor --help",
+    "score --help",
+    "launch --help",
     "eval --help",
     "convert --help",
     "view --help",
@@ -67,10 +77,49 @@ def test_the_plan_is_not_wrapped_in_a_pipe(slime: Slime, a_run: list[str], monke
 
 def test_help_with_words_searches_the_flags_of_slime_megatron_sglang_and_components(slime: Slime) -> None:
     text = slime("train", "--help", "clip").out
-    assert "--eps-clip VALUE" in text and "--clip-grad VALUE" in text and "--lr VALUE" not in text
+    assert "--eps-clip NUMBER" in text and "--clip-grad NUMBER" in text and "--lr NUMBER" not in text
     assert "--sglang-mem-fraction-static" in slime("train", "--help", "mem", "fraction").out
     assert "--reward.boxed" in slime("train", "--help", "boxed").out
     assert "no flag has 'zzz'" in slime("train", "--help", "zzz").out
+
+
+def test_the_ten_flags_of_most_runs_come_first_with_types_choices_and_an_example_that_passes_its_checks(
+    slime: Slime, described_model: Path, prompts: Path
+) -> None:
+    text = slime("train", "--help").out
+    first, _, rest = text.partition("Every flag is also a key of the run file")
+    named = re.findall(r"^  (--[\w-]+)", first, re.MULTILINE)
+    assert (
+        len(named) == 10 and "--num-rollout N" in first and "--lr NUMBER" in first and "--hf-checkpoint PATH" in first
+    )
+    assert "Installed: grpo, dr_grpo" in first and "Installed: exact_match, math" in first
+    assert "VALUE" not in rest.partition("\n\n[")[2].partition("[cluster]")[0]
+    example = first.partition("example:\n")[2].partition("\n\n")[0].replace("\\\n", " ").split()
+    assert example.pop(0) == "slime" and "--dry-run" in example
+    words = {"MODEL": str(described_model), "rows.jsonl": str(prompts), "1024": "8"}
+    done = slime(*(words.get(word, word) for word in example), "--device", "cpu")
+    assert done.code == 0 and "optimizer steps" in done.out, done.err
+
+
+def test_help_with_a_subject_says_how_it_is_done_here(slime: Slime) -> None:
+    supervised = slime("train", "--help", "sft").out
+    assert supervised.startswith("Supervised fine-tuning: --loss-type sft_loss") and "--label-key TEXT" in supervised
+    preference = slime("train", "--help", "dpo").out
+    assert preference.startswith("slime has no loss over pairs") and "--reward NAME" in preference
+    # "endpoint" has these letters too.
+    assert "endpoint" not in preference
+    assert "learning_rate               TRL: --lr" in slime("train", "--help", "learning_rate").out
+    assert slime("train", "--help", "learning", "rate").out.startswith("The learning rate and how it changes")
+
+
+def test_every_topic_names_flags_and_pages_that_exist_and_no_word_twice() -> None:
+    repository = Path(__file__).parents[2]
+    words = [word for topic in topics() for word in topic.words]
+    assert len(words) == len(set(words))
+    for topic in topics():
+        named = [*topic.flags, *re.findall(r"--([\w-]+)", topic.text)]
+        assert [name for name in named if find_flag(name) is None and name not in ("resume", "dry-run")] == []
+        assert (repository / topic.page).is_file()
 
 
 def test_the_search_loads_no_torch() -> None:

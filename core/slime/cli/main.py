@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("slime_viewer.compare_command", "print how two runs differ"),
     "plan": ("slime_planner.plan_command", "say what a run needs on a cluster that is only described"),
     "plugins": ("slime.cli.plugins", "list, check and create plugins"),
+    "completion": ("slime.cli.completion", "print what bash, zsh or fish need to complete commands"),
     "doctor": ("slime_planner.doctor", "say what is installed, and whether GPUs can be used"),
 }
 #: entry points `NAME = package.module`, whose module has `run(argv) -> int`; they are not plugins, and no run has them
@@ -149,7 +150,7 @@ def _run(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"slime {__version__}")
         return 0
-    code: int = _module_of(words[0]).run(words[1:])
+    code: int = module_of(words[0]).run(words[1:])
     return code
 
 
@@ -160,7 +161,7 @@ def _is_unread(stream: int) -> bool:
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-def _module_of(command: str) -> ModuleType:
+def module_of(command: str) -> ModuleType:
     """The module of a command. Raises `ConfigError` if there is none, or its package is missing or broken."""
     if command in COMMANDS:
         return import_shop(COMMANDS[command][0], f"`slime {command}`")

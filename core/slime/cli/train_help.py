@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, get_args
 
+from slime.cli.help_topics import Topic, example, topics_of
 from slime.cli.plugins_show import options_table
 from slime.cli.text_layout import WIDTH, block, entry
 from slime.compat.functions import place_functions
 from slime.config import read_config
-from slime.config.flag_table import flags_of
+from slime.config.flag_table import find_flag, flags_of
 from slime.config.flags import MEGATRON, SGLANG, Flag
 from slime.config.run_config import SECTIONS
-from slime.config.value_types import Arity, ValueType
+from slime.config.value_types import Arity, check_path
 from slime.errors import SlimeError
 from slime.registry.kinds import KINDS, SLOTS
+from slime.registry.original_names import NameTable, original_names
 from slime.registry.plugin_set import survey_plugins
 from slime.registry.resolve import Use, components_used
 
@@ -25,9 +28,14 @@ if TYPE_CHECKING:
 _USAGE = """\
 usage: slime train [RUN.toml] [--flag value]...
 
-Train a model by reinforcement learning (or supervised, with --loss-type
-sft_loss). Every flag is also a key of the run file, in the table named in
-brackets; flags override the file.
+Train a model by reinforcement learning, or supervised (--help sft).
+
+example:
+{example}
+"""
+_REST = """\
+Every flag is also a key of the run file, in the table named in brackets; flags
+override the file.
 
   --resume FOLDER       continue the run in this run folder, with its
                         configuration; flags change it
@@ -35,8 +43,9 @@ brackets; flags override the file.
                         otherwise start it
   --dry-run             check everything and print the plan; start nothing
   --help                this text
-  --help WORD           the flags whose name or description has WORD, also of
-                        Megatron and SGLang
+  --help WORD           what has to do with WORD: a subject such as sft, lora or
+                        memory, a word of a flag's name or description, also of
+                        Megatron and SGLang, or another framework's flag
   --help-megatron       Megatron's options (native names; table [megatron])
   --help-sglang         SGLang's server options (with the prefix --sglang-;
                         table [sglang])
@@ -48,12 +57,39 @@ The end of this text lists the options of the components that the other flags
 choose; `slime plugins` lists all installed components.
 A switch takes no value: --flag, --no-flag or --flag=false.
 """
+#: what nine runs in ten set
+_FIRST = (
+    "hf-checkpoint",
+    "prompt-data",
+    "reward",
+    "advantage-estimator",
+    "num-rollout",
+    "rollout-batch-size",
+    "n-samples-per-prompt",
+    "rollout-max-response-len",
+    "lr",
+    "eval-prompt-data",
+)
+#: types in words -> what stands for a value
+_PLACEHOLDERS = {
+    "a whole number": "N",
+    "a list of whole numbers": "N",
+    "a number": "NUMBER",
+    "a list of numbers": "NUMBER",
+    "a string": "TEXT",
+    "a list of strings": "TEXT",
+    "a table": "JSON",
+}
+#: characters of choices that stand beside a flag
+_CHOICES = 40
 
 
 def train_help(argv: Sequence[str] = ()) -> str:
     """The text of `slime train --help`; `argv` is the rest of the command line, which may choose components."""
     slots = ", ".join(f"--{name.replace('_', '-')}.OPTION" for name in SLOTS)
-    blocks = [_USAGE.format(slots=textwrap.fill(slots, WIDTH, break_on_hyphens=False))]
+    first = [line for name in _FIRST for line in _first_lines(_flag(name))]
+    rest = _REST.format(slots=textwrap.fill(slots, WIDTH, break_on_hyphens=False))
+    blocks = [_USAGE.format(example=example()), block("nine runs in ten set:", first), rest]
     for section, options in SECTIONS.items():
         title = f"[{section}]  {(options.__doc__ or '').splitlines()[0]}"
         blocks.append(_flags_block(title, flags_of(section)))
@@ -70,17 +106,24 @@ def engine_help(target: str) -> str:
 
 
 def search_help(words: Sequence[str]) -> str:
-    """Every flag whose name or description has all the `words`: of slime, Megatron and SGLang, and of components."""
+    """What has to do with the `words`: a subject, flags of slime, components, Megatron and SGLang, and other names.
+
+    A flag is found if all words begin a word of its name or description, so that "dpo" is not found in "endpoint".
+    """
     wanted = [word.lower().lstrip("-").replace("_", "-") for word in words]
+    patterns = [re.compile(rf"(?<![a-z0-9]){re.escape(word)}") for word in wanted]
 
     def found(*texts: str) -> bool:
         text = " ".join(texts).lower().replace("_", "-")
-        return all(word in text for word in wanted)
+        return all(pattern.search(text) for pattern in patterns)
 
-    blocks = []
+    blocks = [_topic_block(topic) for topic in topics_of(wanted)]
+    engines: list[str] = []
     for target in (*SECTIONS, MEGATRON, SGLANG):
         if flags := [flag for flag in flags_of(target) if found(flag.spelled, flag.help)]:
-            blocks.append(_flags_block(f"[{target}]", flags))
+            # Those whose name has the word first.
+            flags.sort(key=lambda flag: not found(flag.spelled))
+            (engines if target in (MEGATRON, SGLANG) else blocks).append(_flags_block(f"[{target}]", flags))
     components: list[str] = []
     for component in survey_plugins().registered:
         slot = KINDS[component.kind].slots[-1].prefixes[0]
@@ -90,13 +133,59 @@ def search_help(words: Sequence[str]) -> str:
                 components += entry(f"  {flag}", [meaning, f"({component.title})"], "")
     if components:
         blocks.append(block("options of components", components))
+    if others := list(_other_names(found)):
+        blocks.append(block("names of other frameworks, and what to write here (docs/migrating.md)", others))
     shown = " ".join(words)
-    return "\n".join(blocks) or f"no flag has {shown!r} in its name or description; slime train --help lists them\n"
+    return (
+        "\n".join([*blocks, *engines])
+        or f"no flag has {shown!r} in its name or description; slime train --help lists them\n"
+    )
+
+
+def _topic_block(topic: Topic) -> str:
+    lines = [line for name in topic.flags for line in _first_lines(_flag(name))]
+    return block(f"{topic.text} ({topic.page})", lines)
+
+
+def _other_names(found: Callable[..., bool]) -> Iterator[str]:
+    """Options of other frameworks with a word, by their tables; of the original slime those that differ here."""
+    tables: tuple[tuple[NameTable, str], ...] = (
+        ("TRL", "TRL"),
+        ("verl", "verl"),
+        ("OpenRLHF", "OpenRLHF"),
+        ("flags", "THUDM's slime"),
+    )
+    for table, framework in tables:
+        for name, instead in original_names()[table].items():
+            if found(name):
+                yield from entry(f"  {name}", [f"{framework}: {instead.replace('`', '')}"], "")
+
+
+def _flag(name: str) -> Flag:
+    flag = find_flag(name)
+    assert flag is not None, f"--{name} is no flag"
+    return flag
+
+
+def _first_lines(flag: Flag) -> Iterator[str]:
+    """A flag of the short list: also with the names of the components that it chooses among."""
+    named = [slot for slot in SLOTS.values() if slot.flag == flag.spelled]
+    choices = f"Installed: {', '.join(choices_of(flag))}." if named else ""
+    yield from flag_lines(flag, " ".join(part for part in (flag.help, choices) if part))
+
+
+def choices_of(flag: Flag) -> list[str]:
+    """The values of a flag, if they are known: those of its type, or the components that it chooses among."""
+    kind = next((kind.name for kind in KINDS.values() for slot in kind.slots if slot.flag == flag.spelled), None)
+    if kind is not None:
+        return [component.name for component in survey_plugins().components(kind)]
+    described = flag.type.describe()
+    return described.removeprefix("one of ").split(", ") if described.startswith("one of ") else []
 
 
 def flag_lines(flag: Flag, text: str | None = None, aliases: Sequence[str] = ()) -> Iterator[str]:
     """One flag of a help text; `text` replaces its description."""
-    words = "" if flag.file_only else _metavar(flag.type)
+    words = "" if flag.file_only else _placeholder(flag)
     parts = [flag.help if text is None else text, f"(also {', '.join(aliases)})" if aliases else ""]
     yield from entry(f"  {flag.spelled}{words}", [part for part in parts if part], flag.default)
 
@@ -116,15 +205,29 @@ def _flags_block(title: str, flags: Iterable[Flag]) -> str:
     return block(title, lines)
 
 
-def _metavar(kind: ValueType) -> str:
-    """The placeholder for the words after a flag."""
-    described = kind.describe()
-    word = f"{{{described.removeprefix('one of ').replace(', ', ',')}}}" if described.startswith("one of ") else "VALUE"
-    if len(word) > 40:
+def _placeholder(flag: Flag) -> str:
+    """What stands for the words after a flag: its choices, or their type."""
+    described = flag.type.describe()
+    choices = f"{{{described.removeprefix('one of ').replace(', ', ',')}}}" if described.startswith("one of ") else ""
+    if any(slot.flag == flag.spelled for slot in SLOTS.values()):
+        choices = "NAME"
+    word = choices or ("PATH" if _is_path(flag) else _PLACEHOLDERS.get(described, "VALUE"))
+    if len(word) > _CHOICES:
         word = "NAME"
     return {Arity.SWITCH: "", Arity.ONE: f" {word}", Arity.OPTIONAL: f" [{word}]", Arity.PAIRS: " NAME FILE ..."}.get(
-        kind.arity, f" {word} ..."
+        flag.type.arity, f" {word} ..."
     )
+
+
+def _is_path(flag: Flag) -> bool:
+    """Whether the value of one of slime's own options is checked as a path, and is no mere name."""
+    section = SECTIONS.get(flag.target)
+    field = None if section is None else section.model_fields.get(flag.key)
+    return field is not None and not flag.key.endswith("_name") and _checks_path([field.annotation, *field.metadata])
+
+
+def _checks_path(parts: Iterable[object]) -> bool:
+    return any(getattr(part, "func", None) is check_path or _checks_path(get_args(part)) for part in parts)
 
 
 # --- components --------------------------------------------------------------------------------------

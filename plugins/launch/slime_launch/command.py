@@ -17,7 +17,8 @@ from slime_launch.render import TEMPLATES, render
 from slime_launch.tools import TOOLS, ClusterTool, gres_name, require_nodes
 
 _HELP = """\
-usage: slime launch RUN.toml --on slurm|kuberay|jobset|skypilot|ray-job [options] [-- FLAGS]
+usage: slime launch RUN.toml --on slurm|kuberay|jobset|skypilot|ray-job
+                    [options] [-- FLAGS]
        slime launch RUN_FOLDER --status | --logs | --stop
 
 Write the script or manifest of a run for a cluster into launch/ of its run
@@ -31,10 +32,10 @@ those of `slime train`.
   --stop                end them; on Slurm they save a checkpoint first
   --nodes N             [as many as the run's GPUs need]
   --gpus-per-node N     0: the run computes on CPUs
-  --cpus-per-node N     [all, with the memory of the node; on Kubernetes no limit]
+  --cpus-per-node N     [all, with the node's memory; on Kubernetes no limit]
   --job-name NAME       [that of the run]
   --template FILE       a template of your own, in place of slime's
-  --setup LINE          shell before Ray on each node, such as 'module load cuda'
+  --setup LINE          shell before Ray on each node: 'module load cuda'
   --secret NAME ...     environment variables for the job, such as HF_TOKEN
 
 Slurm:
