@@ -120,7 +120,10 @@ class DistributedTransport(WeightTransport):
                 self._call.wait(fleet.deadline)
                 self._call = None
         except BaseException as error:
-            self._abandon(error)
+            # So that the engines answer again.
+            broken, self._group, call, self._call = self._group, None, self._call, None
+            if broken is not None:
+                _end_group(broken, call, error)
             raise
         return sent, time.monotonic() - started
 
@@ -175,13 +178,6 @@ class DistributedTransport(WeightTransport):
             raise
         self._call = None
         return group
-
-    def _abandon(self, error: BaseException) -> None:
-        """End the group after a failure, so that the engines answer again."""
-        group, self._group = self._group, None
-        call, self._call = self._call, None
-        if group is not None:
-            _end_group(group, call, error)
 
     def close(self) -> None:
         """Leave the group, as the engines do if they answer."""
