@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime.observe.timing import BusyClock, EngineClock, IdleClock, kernel_overhead
+from slime.observe.timing import BusyClock, IdleClock, kernel_overhead
 
 
 class FakeClock:
@@ -19,37 +19,31 @@ class FakeClock:
 
 def test_overlapping_activities_count_once() -> None:
     clock = FakeClock()
-    busy = BusyClock(clock)
-    busy.start()
-    clock.now += 1
-    busy.start()
-    clock.now += 1
-    busy.stop()
-    clock.now += 1
-    busy.stop()  # busy for 3 s
-    clock.now += 10  # idle
-    busy.start()
-    clock.now += 2
-    assert busy.seconds == 5.0  # the running one included
-    busy.stop()
+    busy, began = BusyClock(clock), clock.now
+    clock.now = began + 2
+    busy.ended(began + 1)
+    clock.now = began + 3
+    busy.ended(began)  # busy for 3 s
+    clock.now = began + 15
+    busy.ended(began + 13)  # after 10 s without any
     assert busy.seconds == 5.0
 
 
 def test_of_overlapping_requests_only_the_time_inside_an_engine_counts_and_once() -> None:
     clock = FakeClock()
-    engine = EngineClock(clock)
+    engine = BusyClock(clock)
     began = clock.now
     clock.now = began + 3.0
-    engine.answered(began, 2.0)  # inside from 1 to 3
+    engine.ended(began, 2.0)  # inside from 1 to 3
     clock.now = began + 4.0
-    engine.answered(began, 2.5)  # inside from 1.5 to 4
+    engine.ended(began, 2.5)  # inside from 1.5 to 4
     assert engine.seconds == 3.0
     clock.now = began + 20.0
-    engine.answered(began + 4.5, 1.0)  # waited long for a place; inside from 19 to 20
+    engine.ended(began + 4.5, 1.0)  # waited long for a place; inside from 19 to 20
     assert engine.seconds == 4.0
-    engine.answered(began + 10.0, None)  # lost: from 10 to 20
+    engine.ended(began + 10.0, None)  # lost: from 10 to 20
     assert engine.seconds == 13.0
-    engine.answered(began + 18.0, 60.0)  # clocks differ
+    engine.ended(began + 18.0, 60.0)  # clocks differ
     assert engine.seconds == 13.0
 
 

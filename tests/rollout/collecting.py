@@ -8,10 +8,10 @@ from typing import Any
 
 from tests.support.scoring import health
 
-from slime.observe.timing import BusyClock, EngineClock
+from slime.observe.timing import BusyClock
 from slime.plugin import SamplingParams, Selection
 from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
-from slime.rollout.boundaries import CheckedSource, OldestFirst
+from slime.rollout.boundaries import CheckedSource, oldest_first
 from slime.rollout.collect import Collector
 from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.prompts import PromptLedger
@@ -48,16 +48,8 @@ class FixedClock(BusyClock):
     """Shows a fixed time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(lambda: 0.0)
-        self._seconds = seconds
-
-
-class FixedEngineClock(EngineClock):
-    """Shows a fixed time."""
-
-    def __init__(self, seconds: float) -> None:
         super().__init__(lambda: seconds)
-        self.answered(0.0, None)
+        self.ended(0.0)
 
 
 class Finisher(Pipeline):
@@ -89,7 +81,7 @@ class Finisher(Pipeline):
             sample.tokens.append(-1)
             sample.response_length = 1
             sample.metadata["seen"] = True
-        context.engine_clock = FixedEngineClock(context.engine_clock.seconds + 0.25)
+        context.engine_clock = FixedClock(context.engine_clock.seconds + 0.25)
         context.reward_clock = FixedClock(context.reward_clock.seconds + 0.125)
         return Group(group.index, group.samples)
 
@@ -140,7 +132,7 @@ def collector(
 ) -> tuple[Collector, PromptLedger]:
     """A collector over a counting source, with its ledger."""
     ledger = ledger or RecordingLedger(pipeline.draws)
-    chosen = OldestFirst() if buffer is None else buffer
+    chosen = oldest_first() if buffer is None else buffer
     made = Collector(
         ledger=ledger,
         pipeline=pipeline,

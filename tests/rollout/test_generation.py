@@ -17,7 +17,7 @@ from tests.support.scoring import health
 from tests.support.simulated_time import run_simulated
 
 from slime.errors import DeadlineError, EngineError
-from slime.observe.timing import EngineClock
+from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.registry.contracts import Snapshot, check_generated
 from slime.rollout.batch_in_progress import BatchInProgress, sampling_seed
@@ -407,7 +407,7 @@ def test_overlapping_requests_count_once_in_the_engines_seconds() -> None:
             return await super().generate(tokens, sampling)
 
     async def main() -> float:
-        context = BatchInProgress(AllAtOnce(), SAMPLING, 42, engine_clock=EngineClock(lambda: now))
+        context = BatchInProgress(AllAtOnce(), SAMPLING, 42, engine_clock=BusyClock(lambda: now))
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=5, concurrency=8)
         await asyncio.gather(*(boundary.generate(pending(i), context) for i in range(8)))
         return context.engine_clock.seconds

@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import aiohttp
@@ -165,13 +166,8 @@ class HttpPolicyClient:
             EngineError: If the engine fails.
             DeadlineError: After `timeout_s`.
         """
-        if self._repeats is None:
-            return await self._send(tokens, sampling, session, rid)
-
-        async def ask(name: str, direct: bool) -> Generation:
-            return await self._send(tokens, sampling, session, name, direct=direct)
-
-        return await self._repeats.answer(ask, uuid.uuid4().hex if rid is None else rid)
+        send = partial(self._send, tokens, sampling, session)
+        return await (send(rid) if self._repeats is None else self._repeats.answer(send, rid or uuid.uuid4().hex))
 
     async def _send(
         self,
@@ -179,7 +175,6 @@ class HttpPolicyClient:
         sampling: SamplingParams,
         session: str | None,
         rid: str | None,
-        *,
         direct: bool = False,
     ) -> Generation:
         """Send a request once; `direct`: to an engine directly, so that an error names it."""

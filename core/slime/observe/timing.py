@@ -30,55 +30,26 @@ def timed(seconds: MutableMapping[str, float], name: str) -> Iterator[None]:
 
 
 class BusyClock:
-    """Counts the seconds in which at least one of several overlapping activities was running."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._running = 0
-        self._since = 0.0
-        self._seconds = 0.0
-
-    def start(self) -> None:
-        """An activity starts."""
-        if self._running == 0:
-            self._since = self._clock()
-        self._running += 1
-
-    def stop(self) -> None:
-        """An activity ends."""
-        self._running -= 1
-        if self._running == 0:
-            self._seconds += self._clock() - self._since
-
-    @property
-    def seconds(self) -> float:
-        """Busy seconds so far, including activities that are still running."""
-        return self._seconds + (self._clock() - self._since if self._running else 0.0)
-
-
-class EngineClock:
-    """Counts the seconds in which at least one of several overlapping requests was inside an engine.
-
-    An engine says how long it had a request. Client, router and HTTP take the rest of the time until the answer.
-    """
+    """Counts the seconds in which at least one of several overlapping activities was running, when they have ended."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
-        #: when requests were inside
+        #: when they ran
         self._spans: list[tuple[float, float]] = []
 
-    def answered(self, since: float, inside: float | None) -> None:
-        """A request that was made at `since` has been answered; the engine says that it had it for `inside` seconds.
+    def ended(self, since: float, lasted: float | None = None) -> None:
+        """An activity ends that began at `since`, or that has `lasted` for the last part of that time.
 
-        All of the time is the engine's if it says nothing, as for a request that it lost.
+        So an engine says how long it had a request; client, router and HTTP took the rest. Of a request that it lost it
+        says nothing, and all of the time counts.
         """
         # Its way back took no longer than the others'.
         now = self.now()
-        self._spans.append((since if inside is None else max(since, now - inside), now))
+        self._spans.append((since if lasted is None else max(since, now - lasted), now))
 
     @property
     def seconds(self) -> float:
-        """Seconds of the requests that have been answered."""
+        """Seconds of the activities that have ended."""
         total, until = 0.0, -math.inf
         for start, end in sorted(self._spans):
             if end > until:
@@ -91,28 +62,33 @@ class IdleClock:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._busy = BusyClock(clock)
-        self._since: float | None = None
-        self._taken = 0.0
+        self._running = 0
+        #: since when nothing runs; None while something does, and before the first activity
+        self._quiet_since: float | None = None
+        self._idle = 0.0
 
     @contextmanager
     def activity(self) -> Iterator[None]:
         """An activity runs during the body."""
-        if self._since is None:
-            self._since = self._clock()
-        self._busy.start()
+        self._count()
+        self._running, self._quiet_since = self._running + 1, None
         try:
             yield
         finally:
-            self._busy.stop()
+            self._running -= 1
+            if not self._running:
+                self._quiet_since = self._clock()
 
     def take(self) -> float:
         """Idle seconds since the last call."""
-        if self._since is None:
-            return 0.0
-        idle = self._clock() - self._since - self._busy.seconds
-        taken, self._taken = idle - self._taken, idle
-        return max(0.0, taken)
+        self._count()
+        idle, self._idle = self._idle, 0.0
+        return idle
+
+    def _count(self) -> None:
+        if self._quiet_since is not None:
+            now = self._clock()
+            self._idle, self._quiet_since = self._idle + now - self._quiet_since, now
 
 
 def kernel_overhead(step_seconds: float, phases: Mapping[str, float]) -> float:

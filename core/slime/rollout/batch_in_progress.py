@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
-from slime.observe.timing import BusyClock, EngineClock
+from slime.observe.timing import BusyClock
 from slime.plugin import SamplingParams
 from slime.rollout.failures import cancel
 from slime.types import Group, Sample, Status
@@ -81,9 +81,8 @@ class BatchInProgress:
     open_requests: set[str] = field(default_factory=set)
     #: the batch is full: no more requests are sent, and aborted responses are continued later
     stopping: bool = False
-    #: counts the time with requests inside the engines
-    engine_clock: EngineClock = field(default_factory=EngineClock)
-    #: runs while at least one reward call is in progress
+    #: count the time with requests inside the engines, and with calls of rewards
+    engine_clock: BusyClock = field(default_factory=BusyClock)
     reward_clock: BusyClock = field(default_factory=BusyClock)
     #: samples that are generated and scored, and samples that are expected to be
     done: int = 0

@@ -127,14 +127,14 @@ class GroupFilter:
             load(state)
 
 
-class OldestFirst:
-    """The default buffer filter: selects the oldest groups and drops none."""
-
-    component_name = "oldest first"
-
+class _OldestFirst:
     def select(self, groups: Sequence[Group], want: int) -> Selection:
-        """The first `want` groups."""
         return Selection(keep=list(range(min(want, len(groups)))))
+
+
+def oldest_first() -> GroupFilter:
+    """The default buffer filter: selects the oldest groups and drops none."""
+    return GroupFilter(_OldestFirst(), "oldest first")
 
 
 class BatchFunction:

@@ -32,30 +32,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from slime.errors import SlimeError
 from slime.plugin import SamplingParams, Selection
 from slime.rollout.batch_in_progress import BatchInProgress
-from slime.rollout.boundaries import OldestFirst
+from slime.rollout.boundaries import GroupFilter, oldest_first
 from slime.rollout.failures import common_reasons
 from slime.rollout.pipeline import Pipeline
 from slime.rollout.prompts import GroupState, PromptLedger
 from slime.rollout.record import STALE, Rollout, WeightAges
 from slime.types import Group, Sample
-
-
-class Filter(Protocol):
-    """A buffer filter or sampling filter behind its boundary."""
-
-    @property
-    def component_name(self) -> str:
-        """Its name in errors."""
-        ...
-
-    def select(self, groups: Sequence[Group], want: int) -> Selection:
-        """Which groups to keep (at most `want`) and to drop."""
-        ...
 
 
 @dataclass(kw_only=True, eq=False)
@@ -80,9 +66,9 @@ class Collector:
     #: sampling parameters of the responses
     sampling: SamplingParams
     #: drops finished groups, which are then replaced
-    sampling_filter: Filter | None = None
+    sampling_filter: GroupFilter | None = None
     #: selects the batch from the buffered groups
-    buffer_filter: Filter = field(default_factory=OldestFirst)
+    buffer_filter: GroupFilter = field(default_factory=oldest_first)
     #: groups in a batch
     batch_size: int
     #: groups to generate before the first selection; at least `batch_size`

@@ -18,9 +18,10 @@ from slime.kit.readers.tokenize import PromptFormat, prompt_ids
 from slime.observe.samples import write_eval
 from slime.rollout.eval_statistics import passes, statistics
 from slime.rollout.failures import all_or_first_error, common_reasons, count_status
-from slime.rollout.pipeline import Pipeline
+from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.policy_session import evaluation_sampling
 from slime.rollout.record import reported_metrics, response_metrics, reward_parts
+from slime.rollout.scoring import Scorer
 from slime.types import Group, Sample, Status
 
 if TYPE_CHECKING:
@@ -158,10 +159,9 @@ class Evaluation:
                     faults[f"eval/{name}"] = faults.get(f"eval/{name}", 0.0) + value
         return faults
 
-    def _components(self) -> list[Any]:
+    def _components(self) -> list[SampleGenerator | Scorer]:
         """The generators and scorers of the sets, each once."""
-        shared = [part for one in self._sets for part in (one.pipeline.generator, one.pipeline.scorer)]
-        return list({id(part): part for part in shared if part is not None}.values())
+        return list(dict.fromkeys(part for one in self._sets for part in one.pipeline.components))
 
     async def _evaluate(self, one: EvalSet, rollout: int) -> tuple[list[Sample], dict[str, float], Path]:
         """The samples and metrics of one set, and the file of the samples."""

@@ -164,16 +164,6 @@ def _to_be_continued(samples: list[Sample], asked: Snapshot) -> list[Sample]:
     return samples
 
 
-@dataclass(frozen=True)
-class ComponentReport:
-    """What generators and rewards have to report of a rollout."""
-
-    #: `plugin/...`
-    metrics: dict[str, float]
-    #: see `Health.tracebacks`
-    tracebacks: list[str]
-
-
 @dataclass
 class Pipeline:
     """Generator, then reward. Samples are scored as they finish, or as their group does."""
@@ -189,11 +179,10 @@ class Pipeline:
     #: the rollouts and evaluation sets in progress, oldest first; shared by all pipelines of a run
     batches: list[BatchInProgress] = field(default_factory=list)
 
-    def report(self) -> ComponentReport:
-        """What its components report since the last call; called at the end of every rollout."""
-        parts = [part for part in (self.generator, self.scorer) if part is not None]
-        metrics = {name: value for part in parts for name, value in part.metrics().items()}
-        return ComponentReport(metrics, [text for part in parts for text in part.tracebacks()])
+    @property
+    def components(self) -> list[SampleGenerator | Scorer]:
+        """What counts failures, to be asked for `metrics` and `tracebacks` at the end of every rollout."""
+        return [self.generator, *([] if self.scorer is None else [self.scorer])]
 
     @contextmanager
     def batch(self, sampling: SamplingParams) -> Iterator[BatchInProgress]:

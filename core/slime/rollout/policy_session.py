@@ -157,7 +157,7 @@ class PolicySession:
             self.unanswered = error
             raise
         finally:
-            clock.answered(since, inside)
+            clock.ended(since, inside)
             self.waiting -= not self.deadline.expired()
             self.deadline.extend(self._timeout_s)
         self.unanswered = None

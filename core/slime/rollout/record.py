@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +59,6 @@ class Rollout:
     findings: list[str] = field(default_factory=list)
     #: what the trainer reads; in the driver a reference to it in Ray's object store
     batch: TrainBatch | Any = None
-
-    def for_driver(self, batch: object) -> Rollout:
-        """The copy that leaves the rollout process: without its groups, and with a reference to the batch."""
-        return replace(self, groups=[], generated=[], dropped=[], batch=batch)
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

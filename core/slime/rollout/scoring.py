@@ -310,7 +310,7 @@ class Scorer:
 
         Args:
             samples: The samples; those that are not trainable are ignored.
-            clock: Runs during the calls.
+            clock: Counts the time of the calls.
 
         Raises:
             ErrorBudgetError: If a reward has failed too many samples.
@@ -319,14 +319,14 @@ class Scorer:
         wanted = [sample for sample in samples if sample.trainable]
         if not wanted:
             return
-        clock.start()
+        since = clock.now()
         try:
             if len(self._terms) == 1:
                 results = [await self._ask(self._terms[0], wanted)]
             else:
                 results = await all_or_first_error(self._ask(term, wanted) for term in self._terms)
         finally:
-            clock.stop()
+            clock.ended(since)
         for index, sample in enumerate(wanted):
             self._assign(sample, [result[index] for result in results])
         for term, result in zip(self._terms, results, strict=True):

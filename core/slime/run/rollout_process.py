@@ -25,7 +25,7 @@ from slime.observe.samples import examples_of, write_rollout
 from slime.observe.timing import IdleClock
 from slime.observe.token_columns import Pieces, token_file, write_token_columns
 from slime.registry.plugin_set import Fingerprint, PluginSet, load_same_plugins
-from slime.rollout.boundaries import OldestFirst
+from slime.rollout.boundaries import oldest_first
 from slime.rollout.collect import Collector
 from slime.rollout.components import ComponentBuilder
 from slime.rollout.evaluation import EvalReport
@@ -143,7 +143,7 @@ class RolloutProcess:
             pipeline=self._pipeline,
             sampling=training_sampling(self._config),
             sampling_filter=self._filters["sampling_filter"],
-            buffer_filter=self._filters["buffer_filter"] or OldestFirst(),
+            buffer_filter=self._filters["buffer_filter"] or oldest_first(),
             batch_size=batch_size,
             draw_size=rollout.over_sampling_batch_size or batch_size,
             max_rounds=rollout.max_sampling_rounds,
@@ -216,7 +216,7 @@ class RolloutProcess:
             self._turns.notify_all()
         rollout = await generation
         # The batch crosses Ray's object store once, from here to the trainer ranks, and never enters the driver.
-        return rollout.for_driver(self._put(rollout.batch))
+        return replace(rollout, groups=[], generated=[], dropped=[], batch=self._put(rollout.batch))
 
     async def make_rollout(self, number: int) -> Rollout:
         """Generate, score and select the batch of rollout `number`.
@@ -233,7 +233,6 @@ class RolloutProcess:
             rollout = await self._collector.collect(number)
         self._source.generated(rollout.generated)
         seconds = time.monotonic() - started
-        report = self._pipeline.report()
         tokens = sum(sample.response_length for group in rollout.generated for sample in group.samples)
         rollout.metrics |= {
             **rollout_metrics(rollout.groups),
@@ -241,7 +240,7 @@ class RolloutProcess:
             **self._ages.metrics(rollout.groups, number, histogram=self._config.may_be_stale),
             **self._ledger.metrics(),
             **self._source.metrics(),
-            **report.metrics,
+            **{name: value for part in self._pipeline.components for name, value in part.metrics().items()},
             "time/generate": seconds,
             "rollout/tokens": float(tokens),
             "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
@@ -250,7 +249,7 @@ class RolloutProcess:
             rollout.metrics["time/engines_idle"] = idle
         rollout.examples = examples_of(rollout.groups, number)
         rollout.failures = common_reasons(sample for group in rollout.generated for sample in group.samples)
-        rollout.tracebacks = report.tracebacks
+        rollout.tracebacks = [text for part in self._pipeline.components for text in part.tracebacks()]
         if self._config.run.deterministic:
             rollout.metrics |= self._metrics.get(number, {})
             self._metrics[number] = {name: v for name, v in rollout.metrics.items() if not depends_on_time(name)}

@@ -72,7 +72,7 @@ def test_an_engine_says_how_long_it_had_a_request(one_engine: EngineServer) -> N
     (answer,) = asyncio.run(generate(one_engine.url, [seeded(1)]))
     assert (
         0 < answer.meta["e2e_latency"] < time.monotonic() - started
-    )  # what `slime.observe.timing.EngineClock` relies on
+    )  # what `slime.observe.timing.BusyClock` relies on
 
 
 def test_a_paused_engine_leaves_the_cores_to_the_trainer(one_engine: EngineServer) -> None:
