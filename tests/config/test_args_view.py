@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
+from slime.compat.args_view import ArgsView
 from slime.config import RunConfig
-from slime.config.args_view import ArgsView
 from slime.config.options import RolloutOptions
 
 

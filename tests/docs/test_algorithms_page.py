@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from latex2mathml.converter import convert
 
+from slime.cli.preflight_plugins import check_config
 from slime.config import load_config
 from slime.plugin import EstimatorSpec
 from slime.registry.component import checked_options
@@ -35,7 +36,7 @@ def test_the_flags_of_a_page_are_accepted(name: str) -> None:
     config = load_config([*BASE.split(), *flags.split()])
     plugins = survey_plugins()
     checked_options(plugins.find("estimator", name), config.component_options.get("estimator", {}))
-    plugins.check_config(config)
+    check_config(plugins, config)
 
 
 def written(default: object) -> str:

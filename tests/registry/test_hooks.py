@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slime.cli.plan import lines_of_plugins
+from slime.cli.preflight_plugins import check_config
 from slime.config import PluginOptions
 from slime.errors import ConfigError, PluginError
 from slime.registry.plugin_set import load_plugins, survey_plugins
@@ -122,7 +125,7 @@ def test_an_observer_that_raises_is_reported_once_and_counted(install: Any, capl
 def test_a_plugin_may_refuse_a_configuration(install: Any, config_with: Any) -> None:
     install("slime-check", "1", {"check": "checker_mod"}, {"checker_mod": CHECKER})
     with pytest.raises(ConfigError, match=r"^no such thing here$"):
-        survey_plugins().check_config(config_with(reward="refused"))
+        check_config(survey_plugins(), config_with(reward="refused"))
 
 
 def test_a_crashing_config_check_stops_only_runs_that_use_its_plugin(
@@ -138,19 +141,23 @@ def test_a_crashing_config_check_stops_only_runs_that_use_its_plugin(
     install("slime-check", "1", {"check": "checker_mod"}, {"checker_mod": CHECKER + reward})
     message = "slime_check_config() of plugin check (slime-check 1): "
     with pytest.raises(PluginError, match=re.escape(message)):
-        survey_plugins().check_config(config_with(reward="mine"))
-    survey_plugins().check_config(config_with())
+        check_config(survey_plugins(), config_with(reward="mine"))
+    check_config(survey_plugins(), config_with())
     assert message in caplog.text
 
 
 def test_plugins_add_lines_to_the_plan(install: Any, caplog: pytest.LogCaptureFixture) -> None:
     install("slime-plan", "1", {"plan": "plan_mod"}, {"plan_mod": PLANNER})
     options = PluginOptions(deny=["planner", "quantised"])
-    facts = {"config": None, "model": None, "with_critic": False, "with_engines": True}
+    data, model = SimpleNamespace(name="training", longest=2), SimpleNamespace(architecture=None)
     plugins = survey_plugins(options)
-    assert plugins.plan_lines(**facts, longest_prompt=2) == {"prompts": ["up to 5 tokens"], "notes": ["mine"]}
+    checked: Any = SimpleNamespace(
+        plugins=plugins, config=None, model=model, with_critic=False, with_engines=True, data=[data]
+    )
+    assert lines_of_plugins(checked) == {"prompts": ["up to 5 tokens"], "notes": ["mine"]}
     assert caplog.text == ""
-    assert plugins.plan_lines(**facts, longest_prompt=0) == {}
+    data.longest = 0
+    assert lines_of_plugins(checked) == {}
     assert "slime_plan_lines() of plugin plan (slime-plan 1) raised ZeroDivisionError" in caplog.text
 
 
@@ -164,4 +171,4 @@ def test_an_observer_cannot_exit_the_process(install: Any) -> None:
 
 
 def test_slimes_own_plugins_accept_an_ordinary_configuration(config: Any) -> None:
-    survey_plugins().check_config(config)
+    check_config(survey_plugins(), config)

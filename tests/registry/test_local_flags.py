@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.registry.local_runs import answered, plugins_for, run_config, scores, write
 
+from slime.cli.preflight_plugins import check_resume
 from slime.compat.functions import place_functions
 from slime.config import PluginOptions, RunConfig, config_from_toml, config_problems, read_config, resolve
 from slime.config.choices import choice_problems
@@ -152,14 +153,14 @@ def test_resume_with_a_changed_file_warns_and_strict_refuses(path: Path, caplog:
     config = by_path(path)
     saved = plugins_for(config).provenance(config)
     with caplog.at_level(logging.WARNING):
-        plugins_for(config).check_resume(saved, config)
+        check_resume(plugins_for(config), saved, config)
         assert caplog.text == ""
         path.write_text(REWARD + "  # edited\n")
-        plugins_for(config).check_resume(saved, config)
+        check_resume(plugins_for(config), saved, config)
     assert f"made with reward {path}:reward_func of local {saved['used']['reward']['version']}, now" in caplog.text
     strict = load_plugins(PluginOptions(strict=True), place_functions(config).components)
     with pytest.raises(PluginLoadError, match="strict is on"):
-        strict.check_resume(saved, config)
+        check_resume(strict, saved, config)
 
 
 def test_resume_with_a_file_that_has_moved_warns(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,7 +169,7 @@ def test_resume_with_a_file_that_has_moved_warns(path: Path, caplog: pytest.LogC
     moved = path.rename(path.with_name("moved.py"))
     config = by_path(moved)
     with caplog.at_level(logging.WARNING):
-        plugins_for(config).check_resume(saved, config)
+        check_resume(plugins_for(config), saved, config)
     assert f"made with reward {path}:reward_func, this run has {moved}:reward_func" in caplog.text
 
 

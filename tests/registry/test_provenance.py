@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slime.cli.preflight_plugins import check_resume
 from slime.config import PluginOptions
 from slime.errors import PluginLoadError, PluginNotFoundError
 from slime.registry.plugin_set import load_plugins, survey_plugins
@@ -98,7 +99,7 @@ def test_the_fingerprint_sees_plugins_versions_and_changed_modules(install_rewar
 def test_resume_with_the_same_plugins_is_silent(config: Any, caplog: pytest.LogCaptureFixture) -> None:
     plugins = survey_plugins()
     with caplog.at_level(logging.WARNING):
-        plugins.check_resume(plugins.provenance(config), config)
+        check_resume(plugins, plugins.provenance(config), config)
     assert caplog.text == ""
 
 
@@ -110,7 +111,7 @@ def test_resume_without_a_component_is_refused(install_reward: Any, config_with:
     with pytest.raises(
         PluginNotFoundError, match=r"made with reward math/boxed of slime-reward-math 0.3.1, which is missing"
     ):
-        survey_plugins().check_resume(saved, config)
+        check_resume(survey_plugins(), saved, config)
 
 
 def test_resume_with_another_version_warns_and_strict_refuses(
@@ -121,10 +122,10 @@ def test_resume_with_another_version_warns_and_strict_refuses(
     saved = survey_plugins().provenance(config)
     (info / "METADATA").write_text((info / "METADATA").read_text().replace("0.3.1", "0.4.0"))
     with caplog.at_level(logging.WARNING):
-        survey_plugins().check_resume(saved, config)
+        check_resume(survey_plugins(), saved, config)
     assert "math/boxed of slime-reward-math 0.3.1, now it is of slime-reward-math 0.4.0" in caplog.text
     with pytest.raises(PluginLoadError, match="strict is on"):
-        load_plugins(PluginOptions(strict=True)).check_resume(saved, config)
+        check_resume(load_plugins(PluginOptions(strict=True)), saved, config)
 
 
 def test_resume_with_changed_code_of_one_version_warns_and_strict_refuses(
@@ -135,10 +136,10 @@ def test_resume_with_changed_code_of_one_version_warns_and_strict_refuses(
     saved = survey_plugins().provenance(config)
     edit(info)
     with caplog.at_level(logging.WARNING):
-        survey_plugins().check_resume(saved, config)
+        check_resume(survey_plugins(), saved, config)
     assert "math/boxed of slime-reward-math 0.3.1 with hash" in caplog.text
     with pytest.raises(PluginLoadError, match="strict is on"):
-        load_plugins(PluginOptions(strict=True)).check_resume(saved, config)
+        check_resume(load_plugins(PluginOptions(strict=True)), saved, config)
 
 
 def test_code_of_the_model_folder_is_recorded_if_it_may_run_and_resume_with_other_code_warns(
@@ -153,13 +154,13 @@ def test_code_of_the_model_folder_is_recorded_if_it_may_run_and_resume_with_othe
     saved = plugins.provenance(config)
     assert saved["model_code"] == {"tokenization.py": sha256(b"class Own: ...").hexdigest()}
     with caplog.at_level(logging.WARNING):
-        plugins.check_resume(saved, config)
+        check_resume(plugins, saved, config)
         assert caplog.text == ""
         code.write_text("class Own: changed = True")
-        plugins.check_resume(saved, config)
+        check_resume(plugins, saved, config)
     assert "the checkpoint was made with other code of the model folder: tokenization.py" in caplog.text
     with pytest.raises(PluginLoadError, match=r"tokenization.py, and .* strict is on"):
-        load_plugins(PluginOptions(strict=True)).check_resume(saved, config)
+        check_resume(load_plugins(PluginOptions(strict=True)), saved, config)
 
 
 def test_resume_with_other_options_or_another_component_warns(
@@ -168,12 +169,12 @@ def test_resume_with_other_options_or_another_component_warns(
     plugins = survey_plugins()
     saved = plugins.provenance(config_with(options={"reward": {"ignore_case": True}}))
     with caplog.at_level(logging.WARNING):
-        plugins.check_resume(saved, config_with())
+        check_resume(plugins, saved, config_with())
     assert "reward rewards/exact_match with options {" in caplog.text
     saved["used"]["reward"]["id"] = "estimators/grpo"
     saved["used"]["reward"]["kind"] = "estimator"
     with caplog.at_level(logging.WARNING):
-        plugins.check_resume(saved, config_with())
+        check_resume(plugins, saved, config_with())
     assert "made with estimator estimators/grpo, this run has rewards/exact_match as reward" in caplog.text
 
 
@@ -206,7 +207,7 @@ def test_a_changed_distribution_is_reported_once_with_its_components(
     for used in saved["used"].values():
         used["version"] = "0.0.1"
     with caplog.at_level(logging.WARNING):
-        plugins.check_resume(saved, config)
+        check_resume(plugins, saved, config)
     [record] = caplog.records
     assert "made with estimator estimators/grpo, reward rewards/exact_match, datasource" in record.getMessage()
     assert record.getMessage().count("of slime-rl 0.0.1, now it is of slime-rl") == 1

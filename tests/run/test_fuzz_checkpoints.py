@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tests.run.test_checkpoint_damage import save
 
 from slime.cli.checkpoint_choice import intact_checkpoint, other_reference, require_continuable
+from slime.cli.preflight_plugins import check_resume
 from slime.config import config_from_toml
 from slime.errors import CheckpointError, ConfigError, PluginError
 from slime.registry.plugin_set import load_plugins
@@ -103,7 +104,7 @@ class Damage:
             read_rollout_part(checkpoint.rollout_part)
             require_continuable(checkpoint, self.config)
             other_reference(checkpoint, self.config)
-            self.plugins.check_resume(checkpoint.plugins, self.config)
+            check_resume(self.plugins, checkpoint.plugins, self.config)
 
 
 @pytest.fixture(scope="module")

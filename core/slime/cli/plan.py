@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,19 +12,35 @@ from slime.cli.text_layout import count, hanging
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.config.weight_options import CheckpointOptions
+from slime.errors.raised import report
 from slime.errors.redaction import redacted
+from slime.registry.load import hook_of
 from slime.weights.lora import adapter_shapes, lora_of
+
+logger = logging.getLogger("slime.registry")
 
 
 def lines_of_plugins(checked: Preflight) -> dict[str, list[str]]:
-    """Label -> lines that plugins add to the plan."""
-    return checked.plugins.plan_lines(
-        config=checked.config,
-        model=checked.model.architecture,
-        with_critic=checked.with_critic,
-        with_engines=checked.with_engines,
-        longest_prompt=max((one.longest for one in checked.data if one.name == "training"), default=None),
-    )
+    """Label -> lines, from `slime_plan_lines` of every plugin. What one raises is a warning: the run can start."""
+    longest_prompt = max((one.longest for one in checked.data if one.name == "training"), default=None)
+    lines: dict[str, list[str]] = {}
+    for plugin in checked.plugins.plugins:
+        found = plugin.found
+        try:
+            planned_by_hooks = hook_of(checked.plugins.manager, "slime_plan_lines", found.name)(
+                config=checked.config,
+                model=checked.model.architecture,
+                with_critic=checked.with_critic,
+                with_engines=checked.with_engines,
+                longest_prompt=longest_prompt,
+            )
+            for planned in planned_by_hooks:
+                for label, added in planned.items():
+                    lines.setdefault(label, []).extend(added)
+        except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - the boundary around a plugin
+            failure = report(f"slime_plan_lines() of plugin {found.name} ({found.package})", error)
+            logger.warning("%s\n  Its lines are missing in the plan.", failure)
+    return lines
 
 
 def plan_text(checked: Preflight, of_plugins: Mapping[str, Sequence[str]], notes: Sequence[str]) -> str:

@@ -35,7 +35,7 @@ from slime.cli.preflight_model import (
     trainer_problems,
     weight_problems,
 )
-from slime.cli.preflight_plugins import check_plugins
+from slime.cli.preflight_plugins import check_plugins, check_resume
 from slime.cli.preflight_prompts import PromptFacts, check_prompts
 from slime.cli.run_folders import LOCK, require_export_folder, require_own_folder, unwritable
 from slime.compat.functions import PlacedFunctions
@@ -335,7 +335,7 @@ def _check_checkpoints(
         left = config.checkpoint.save_hf is not None or unevaluated
         if not problems and not (checkpoint.is_last(config) and left):
             require_continuable(checkpoint, config)
-            plugins.check_resume(checkpoint.plugins, config)
+            check_resume(plugins, checkpoint.plugins, config)
             if (difference := other_reference(checkpoint, config)) is not None:
                 logger.warning("%s", difference)
     return found

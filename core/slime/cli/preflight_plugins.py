@@ -1,16 +1,24 @@
-"""The components of a run before it starts: installed, working, with options that they take."""
+"""The components of a run before it starts: installed, working, with options that they take, and as they were saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from slime.compat.functions import PlacedFunctions
 from slime.config import RunConfig
-from slime.errors import SlimeError
+from slime.errors import PluginError, PluginLoadError, PluginNotFoundError, SlimeError, one_line
+from slime.errors.raised import report
+from slime.registry.component import LOCAL_DISTRIBUTION, Component
 from slime.registry.kinds import SLOTS
+from slime.registry.load import hook_of
 from slime.registry.plugin_set import PluginSet, load_plugins, survey_plugins
+from slime.registry.provenance import FORMAT
 from slime.registry.resolve import Resolved, Use, check_critic_options, components_used
+
+logger = logging.getLogger("slime.registry")
 
 
 @dataclass
@@ -54,7 +62,7 @@ def check_plugins(config: RunConfig, functions: PlacedFunctions) -> CheckedPlugi
     if not (problems or checked.refused or functions.problems):
         try:
             check_critic_options([one.component for one in checked.used.values()], config)
-            plugins.check_config(config)
+            check_config(plugins, config)
         except SlimeError as error:
             problems.append(str(error))
         generator = checked.used["generator"].component
@@ -83,3 +91,95 @@ def _unused_options(config: RunConfig) -> Iterator[str]:
                 f"options are stated for a {slot.title} ({options}), and the run uses none: name it with {slot.flag},"
                 " or drop them"
             )
+
+
+def check_config(plugins: PluginSet, config: RunConfig) -> None:
+    """Call `slime_check_config` of every plugin; a `SlimeError` that one raises is passed on.
+
+    Any other error becomes a `PluginError` that names the plugin if the run uses it, and a warning if not.
+    """
+    for plugin in plugins.plugins:
+        found = plugin.found
+        try:
+            hook_of(plugins.manager, "slime_check_config", found.name)(config=config)
+        except SlimeError:
+            raise
+        except (Exception, SystemExit, GeneratorExit) as error:
+            failure = report(f"slime_check_config() of plugin {found.name} ({found.package})", error)
+            if any(plugins.find(use.kind, use.name).found == found for use in components_used(config)):
+                raise PluginError(failure) from error
+            logger.warning("%s\n  This run does not use the plugin and continues.", failure)
+
+
+# --- a run that is continued ---
+
+
+def check_resume(plugins: PluginSet, saved: Mapping[str, Any], config: RunConfig) -> None:
+    """Compare with the `plugins.json` of a checkpoint that `config` continues.
+
+    Differences are warnings, but for components that are missing now (`PluginNotFoundError`) and, when plugins
+    are strict, for other code (`PluginLoadError`).
+    """
+    try:
+        differences = list(check_saved(saved, plugins.provenance(config), plugins.find, strict=plugins.strict))
+    # A checkpoint may come from somewhere else, and its file may hold any JSON object.
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PluginLoadError(f"plugins.json of the checkpoint is damaged: {one_line(error)}") from error
+    for difference in differences:
+        logger.warning("%s", difference)
+
+
+def check_saved(
+    saved: Mapping[str, Any], now: Mapping[str, Any], find: Callable[[str, str], Component], *, strict: bool
+) -> Iterator[str]:
+    """Warnings about differences between two `plugins.json`.
+
+    - A component that is not installed any more raises `PluginNotFoundError`. (A file of the user's own may have moved;
+      it is compared only if the run uses a file at the same path.)
+    - Changed code, or another version or distribution, is a warning; if `strict`, it raises `PluginLoadError`.
+    - Another component or other options are a warning, since they may be intended.
+    """
+    if saved.get("format") != FORMAT:
+        raise PluginLoadError(f"plugins.json has format {saved.get('format')!r}, this slime reads format {FORMAT}")
+    #: how code changed -> the components; components of one distribution usually change together
+    changes: dict[str, list[str]] = {}
+    for slot, was in saved["used"].items():
+        if was["kind"] in ("tracker", "panel"):
+            continue  # they do not affect the results of a run
+        made = f"the checkpoint was made with {was['kind']} {was['id']}"
+        try:
+            if was["distribution"] != LOCAL_DISTRIBUTION:
+                find(was["kind"], was["id"])
+        except PluginNotFoundError as error:
+            raise PluginNotFoundError(
+                f"{made} of {was['distribution']} {was['version']}, which is missing. {error}"
+            ) from None
+        use = now["used"].get(slot)
+        if use is None or use["id"] != was["id"]:
+            yield f"{made}, this run has {'none' if use is None else use['id']} as {slot}"
+            continue
+        if (changed := _code_changed(was, use)) is not None:
+            changes.setdefault(changed, []).append(f"{was['kind']} {was['id']}")
+        for name in ("options", "limits", "weight"):
+            if use[name] != was[name]:
+                yield f"{made} with {name} {was[name]}, this run has {use[name]}"
+    messages = [f"the checkpoint was made with {', '.join(named)} {changed}" for changed, named in changes.items()]
+    was, use = saved.get("model_code", {}), now["model_code"]
+    if files := [name for name in sorted({*was, *use}) if was.get(name) != use.get(name)]:
+        messages.append(f"the checkpoint was made with other code of the model folder: {', '.join(files)}")
+    for message in messages:
+        if strict:
+            raise PluginLoadError(f"{message}, and [plugins] strict is on")
+        yield message
+
+
+def _code_changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """How the code of a component differs; None if it does not, or if that is unknown."""
+    if (now["distribution"], now["version"]) != (was["distribution"], was["version"]):
+        old, new = (f"{one['distribution']} {one['version']}" for one in (was, now))
+        return f"of {old}, now it is of {new}"
+    for name in ("commit", "hash", "dirty"):
+        old, new = was["source"].get(name), now["source"].get(name)
+        if old is not None and new is not None and old != new:
+            return f"of {was['distribution']} {was['version']} with {name} {str(old)[:12]}, now it is {str(new)[:12]}"
+    return None

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slime.config.args_view import ArgsView
+    from slime.compat.args_view import ArgsView
     from slime.plugin import Context
     from slime.registry.function_path import LocalFunction
 
@@ -143,7 +143,7 @@ class ByName:
 def args_of(context: Context) -> ArgsView | None:
     """The value of the parameter `args`: the run's options as attributes; None without a run."""
     # It imports the table of all options, which the probe process does not need.
-    from slime.config.args_view import ArgsView
+    from slime.compat.args_view import ArgsView
 
     config: Any = context.config
     return None if config is None else ArgsView(config)

@@ -14,12 +14,9 @@ import pluggy
 from slime.errors import (
     ConfigError,
     PluginConflictError,
-    PluginError,
     PluginLoadError,
     PluginNotFoundError,
-    SlimeError,
     did_you_mean,
-    one_line,
 )
 from slime.errors.raised import report
 from slime.plugin import Context
@@ -30,7 +27,7 @@ from slime.registry.function_path import is_reference
 from slime.registry.kinds import KINDS, Kind
 from slime.registry.load import LoadedPlugin, PluginFailure, check_factory, hook_of, load_each
 from slime.registry.original_names import instead_of
-from slime.registry.provenance import check_saved, digest_of, model_code, provenance_of
+from slime.registry.provenance import digest_of, model_code, provenance_of
 from slime.registry.resolve import Resolved, Use, check_critic_options, check_needs, components_used
 
 if TYPE_CHECKING:
@@ -90,7 +87,8 @@ class PluginSet:
     observers: Observers
     #: whether differences from a checkpoint's plugins are errors instead of warnings
     strict: bool
-    _manager: pluggy.PluginManager
+    #: calls their hooks
+    manager: pluggy.PluginManager
 
     # --- components --------------------------------------------------------------------------------
 
@@ -179,7 +177,7 @@ class PluginSet:
 
     def other_hooks(self, plugin: LoadedPlugin) -> list[str]:
         """The hooks that a plugin implements besides those that register components."""
-        callers = self._manager.get_hookcallers(plugin.module) or []
+        callers = self.manager.get_hookcallers(plugin.module) or []
         return sorted({caller.name for caller in callers} - {kind.hook for kind in KINDS.values()})
 
     def build(self, kind: str, name: str, options: Mapping[str, Any], context: Context) -> Any:
@@ -222,55 +220,10 @@ class PluginSet:
         component = self.find(use.kind, use.name)
         return Resolved(use, component, *checked_options(component, use.options))
 
-    def check_config(self, config: RunConfig) -> None:
-        """Call `slime_check_config` of every plugin; a `SlimeError` that one raises is passed on.
-
-        Any other error becomes a `PluginError` that names the plugin if the run uses it, and a warning if not.
-        """
-        for plugin in self.plugins:
-            found = plugin.found
-            try:
-                hook_of(self._manager, "slime_check_config", found.name)(config=config)
-            except SlimeError:
-                raise
-            except (Exception, SystemExit, GeneratorExit) as error:
-                failure = report(f"slime_check_config() of plugin {found.name} ({found.package})", error)
-                if any(self.find(use.kind, use.name).found == found for use in components_used(config)):
-                    raise PluginError(failure) from error
-                logger.warning("%s\n  This run does not use the plugin and continues.", failure)
-
-    def plan_lines(self, **facts: Any) -> dict[str, list[str]]:
-        """Label -> lines, from `slime_plan_lines` of every plugin. What one raises is a warning: the run can start."""
-        lines: dict[str, list[str]] = {}
-        for plugin in self.plugins:
-            found = plugin.found
-            try:
-                for planned in hook_of(self._manager, "slime_plan_lines", found.name)(**facts):
-                    for label, added in planned.items():
-                        lines.setdefault(label, []).extend(added)
-            except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - the boundary around a plugin
-                failure = report(f"slime_plan_lines() of plugin {found.name} ({found.package})", error)
-                logger.warning("%s\n  Its lines are missing in the plan.", failure)
-        return lines
-
     def provenance(self, config: RunConfig) -> dict[str, Any]:
         """The content of `plugins.json`: plugins, used components with their options, code of the model folder."""
         code = model_code(config.checkpoint.hf_checkpoint) if config.checkpoint.trust_remote_code else {}
         return provenance_of(self.plugins, self.resolve(config), code)
-
-    def check_resume(self, saved: Mapping[str, Any], config: RunConfig) -> None:
-        """Compare with the `plugins.json` of a checkpoint that `config` continues.
-
-        Differences are warnings, but for components that are missing now (`PluginNotFoundError`) and, when plugins
-        are strict, for other code (`PluginLoadError`).
-        """
-        try:
-            differences = list(check_saved(saved, self.provenance(config), self.find, strict=self.strict))
-        # A checkpoint may come from somewhere else, and its file may hold any JSON object.
-        except (KeyError, TypeError, AttributeError) as error:
-            raise PluginLoadError(f"plugins.json of the checkpoint is damaged: {one_line(error)}") from error
-        for difference in differences:
-            logger.warning("%s", difference)
 
     def fingerprint(self) -> Fingerprint:
         """What other processes of the run need to check that they have the same plugins."""
@@ -346,7 +299,7 @@ def survey_plugins(options: PluginOptions | None = None, given: Sequence[LocalCo
         given=tuple(given),
         observers=Observers(manager, [plugin.found for plugin in loaded]),
         strict=options is not None and options.strict,
-        _manager=manager,
+        manager=manager,
     )
 
 

@@ -1,21 +1,20 @@
-"""What code a run was made with: `plugins.json`, and its comparison when a run is resumed."""
+"""What code a run was made with: `plugins.json`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import importlib_metadata
 
 from slime import __version__
-from slime.errors import PluginLoadError, PluginNotFoundError
 from slime.errors.redaction import redacted
 from slime.plugin import API_VERSION
-from slime.registry.component import LIMITED_KINDS, LOCAL_DISTRIBUTION, Component
+from slime.registry.component import LIMITED_KINDS
 from slime.registry.find import FoundPlugin
 from slime.registry.load import LoadedPlugin
 from slime.registry.resolve import Resolved
@@ -144,59 +143,3 @@ def _hash_of_files(found: FoundPlugin) -> str | None:
         total.update(f"{name} {content}\n".encode())
         files += 1
     return total.hexdigest() if files else None
-
-
-def check_saved(
-    saved: Mapping[str, Any], now: Mapping[str, Any], find: Callable[[str, str], Component], *, strict: bool
-) -> Iterator[str]:
-    """Warnings about differences between two `plugins.json`.
-
-    - A component that is not installed any more raises `PluginNotFoundError`. (A file of the user's own may have moved;
-      it is compared only if the run uses a file at the same path.)
-    - Changed code, or another version or distribution, is a warning; if `strict`, it raises `PluginLoadError`.
-    - Another component or other options are a warning, since they may be intended.
-    """
-    if saved.get("format") != FORMAT:
-        raise PluginLoadError(f"plugins.json has format {saved.get('format')!r}, this slime reads format {FORMAT}")
-    #: how code changed -> the components; components of one distribution usually change together
-    changes: dict[str, list[str]] = {}
-    for slot, was in saved["used"].items():
-        if was["kind"] in ("tracker", "panel"):
-            continue  # they do not affect the results of a run
-        made = f"the checkpoint was made with {was['kind']} {was['id']}"
-        try:
-            if was["distribution"] != LOCAL_DISTRIBUTION:
-                find(was["kind"], was["id"])
-        except PluginNotFoundError as error:
-            raise PluginNotFoundError(
-                f"{made} of {was['distribution']} {was['version']}, which is missing. {error}"
-            ) from None
-        use = now["used"].get(slot)
-        if use is None or use["id"] != was["id"]:
-            yield f"{made}, this run has {'none' if use is None else use['id']} as {slot}"
-            continue
-        if (changed := _code_changed(was, use)) is not None:
-            changes.setdefault(changed, []).append(f"{was['kind']} {was['id']}")
-        for name in ("options", "limits", "weight"):
-            if use[name] != was[name]:
-                yield f"{made} with {name} {was[name]}, this run has {use[name]}"
-    messages = [f"the checkpoint was made with {', '.join(named)} {changed}" for changed, named in changes.items()]
-    was, use = saved.get("model_code", {}), now["model_code"]
-    if files := [name for name in sorted({*was, *use}) if was.get(name) != use.get(name)]:
-        messages.append(f"the checkpoint was made with other code of the model folder: {', '.join(files)}")
-    for message in messages:
-        if strict:
-            raise PluginLoadError(f"{message}, and [plugins] strict is on")
-        yield message
-
-
-def _code_changed(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """How the code of a component differs; None if it does not, or if that is unknown."""
-    if (now["distribution"], now["version"]) != (was["distribution"], was["version"]):
-        old, new = (f"{one['distribution']} {one['version']}" for one in (was, now))
-        return f"of {old}, now it is of {new}"
-    for name in ("commit", "hash", "dirty"):
-        old, new = was["source"].get(name), now["source"].get(name)
-        if old is not None and new is not None and old != new:
-            return f"of {was['distribution']} {was['version']} with {name} {str(old)[:12]}, now it is {str(new)[:12]}"
-    return None
