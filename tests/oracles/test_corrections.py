@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from slime.train.critic import value_loss
-from slime.train.off_policy import Correction, importance_weights
+from slime.train.off_policy import corrected, importance_weights
 from tests.oracles.cases import Case, agree, make_case, peer_loss, slime_loss
 from tests.oracles.peers import trl_loss, verl, verl_policy_loss
 
@@ -41,8 +41,8 @@ def test_truncated_and_masked_weights_with_verl(
 ) -> None:
     case = make_case(seed)
     weights, _ = verl().correction.compute_rollout_correction_weights(case.old - case.engine, case.mask, level, spec)
-    correction = Correction(mode, level, low, 1.3)
-    used, _ = correction.apply(slime_weights(case, level))
+    correction = mode, level, low, 1.3
+    used, _ = corrected(slime_weights(case, level), mode, low, 1.3)
     torch.testing.assert_close(used * case.mask, weights, rtol=1e-6, atol=1e-6)
     assert ((weights == 1.3) if mode == "truncate" else (weights == 0)).any()
     ours = slime_loss(case, with_engine=True, correction=correction)
@@ -60,7 +60,7 @@ def test_truncated_and_masked_weights_with_verl(
 def test_masked_sequences_match_those_verl_rejects(seed: int, level: Any, criterion: str, bound: float) -> None:
     case = make_case(seed)
     kept, _ = verl().correction.compute_rollout_rejection_mask(case.old - case.engine, case.mask, criterion, bound)
-    used, _ = Correction("mask", level, 1 / bound, bound).apply(slime_weights(case, level))
+    used, _ = corrected(slime_weights(case, level), "mask", 1 / bound, bound)
     assert torch.equal((used * case.mask) > 0, kept > 0)
     assert 0 < kept.sum() < case.mask.sum()
 

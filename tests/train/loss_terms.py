@@ -7,19 +7,22 @@ from typing import Any, Literal
 from slime.config.options import AlgorithmOptions
 from slime.plugin import Estimator, EstimatorSpec
 from slime.train.loss import LossTerms
-from slime.train.off_policy import Correction
 
 
 def loss_terms(
     *,
     estimator: Estimator | None = None,
     ratio: Literal["token", "sequence"] = "token",
-    correction: Correction | None = None,
+    correction: tuple[str, str, float, float] | None = None,
     **options: Any,
 ) -> LossTerms:
-    """A policy loss with these options of the run. A coefficient of the KL turns the KL on."""
+    """A policy loss with these options of the run. A coefficient of the KL turns the KL on.
+
+    A `correction` is its mode, its level, and the lowest and highest weight.
+    """
     if correction is not None:
-        options |= {"off_policy_correction": correction.mode, "off_policy_level": correction.level}
-        options |= {"tis_threshold_low": correction.low, "tis_threshold": correction.high}
+        mode, level, low, high = correction
+        options |= {"off_policy_correction": mode, "off_policy_level": level}
+        options |= {"tis_threshold_low": low, "tis_threshold": high}
     chosen = AlgorithmOptions(use_kl_loss="kl_loss_coef" in options, **options)
     return LossTerms(chosen, estimator, EstimatorSpec(name="e", factory="nowhere:E", ratio=ratio))

@@ -14,7 +14,7 @@ from slime.config.options import AlgorithmOptions
 from slime.errors import PluginContractError
 from slime.plugin import TokenBatch
 from slime.train.loss import LossColumns, LossTerms, micro_batch_loss, token_means
-from slime.train.off_policy import Correction, importance_weights
+from slime.train.off_policy import corrected, importance_weights
 from slime.train.packing import PackedMicroBatch
 
 # Two sequences, of three tokens (the last one masked) and of one.
@@ -45,15 +45,9 @@ def test_a_weight_is_never_infinite() -> None:
 
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
 def test_weights_exactly_at_a_bound_are_within_it(mode: Any) -> None:
-    used, metrics = Correction(mode, "token", low=0.5, high=2.0).apply(torch.tensor([0.5, 2.0]))
+    used, metrics = corrected(torch.tensor([0.5, 2.0]), mode, low=0.5, high=2.0)
     assert used.tolist() == [0.5, 2.0]
     assert metrics[f"correction_{'clip' if mode == 'truncate' else 'mask'}_fraction"].tolist() == [0.0, 0.0]
-
-
-def test_options_choose_the_correction() -> None:
-    assert Correction.of(AlgorithmOptions()) is None
-    chosen = AlgorithmOptions(off_policy_correction="mask", tis_threshold=5.0, tis_threshold_low=0.5)
-    assert Correction.of(chosen) == Correction("mask", "token", 0.5, 5.0)
 
 
 # --- in the loss ------------------------------------------------------------------------------------
@@ -103,13 +97,20 @@ def test_agreement_gives_full_effective_sample_size_and_zero_kl() -> None:
     assert metrics["engine_kl"] == metrics["logprob_gap_max"] == 0.0
 
 
+@pytest.mark.parametrize(("mode", "weights"), [("mask", [0.0, 0.0, 0.0, 1.2]), ("truncate", [2.0, 0.6, 0.0, 1.2])])
+def test_options_choose_the_correction(mode: str, weights: list[float]) -> None:
+    _, grad, metrics = loss_of(loss_terms(correction=(mode, "token", 0.6, 2.0)), [1.0] * 4)
+    assert grad == pytest.approx([-weight for weight in weights], rel=1e-5)
+    assert metrics["correction_weight"] == pytest.approx(sum(weights) / 3, rel=1e-5)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 def test_minus_infinity_at_masked_tokens_has_no_effect(level: Any) -> None:
     engine = torch.where(MASK > 0, ENGINE, -torch.inf)
     log_probs = TRAINER.clone().requires_grad_()
     data = LossColumns(MASK, MASK, advantages=MASK, old_log_probs=engine, old_by_engine=True, rollout_log_probs=engine)
     loss, sums = micro_batch_loss(
-        loss_terms(correction=Correction("truncate", level, 0.0, 2.0), off_policy_sequence_delta=0.1),
+        loss_terms(correction=("truncate", level, 0.0, 2.0), off_policy_sequence_delta=0.1),
         data, micro_batch(SEQUENCES), log_probs, torch.zeros(4),
     )  # fmt: skip
     (grad,) = torch.autograd.grad(loss, log_probs)

@@ -16,18 +16,17 @@ from torch import Tensor
 from slime.rollout.train_batch import loss_weights
 from slime.train.loss import LossColumns, micro_batch_loss
 from slime.train.micro_batches import plan_micro_batches
-from slime.train.off_policy import Correction
 
 #: rule of averaging, and terms of the loss
 MODES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mean over rollouts": ({}, {"kl_loss_coef": 0.3, "entropy_coef": 0.1}),
     "mean over tokens": ({"per_token": True}, {"eps_clip_c": 3.0, "off_policy_sequence_delta": 0.05}),
-    "constant length": ({"constant_length": 9}, {"correction": Correction("mask", "token", 0.5, 2.0)}),
+    "constant length": ({"constant_length": 9}, {"correction": ("mask", "token", 0.5, 2.0)}),
     "sequences": (
         {},
         {
             "ratio": "sequence",
-            "correction": Correction("truncate", "sequence", 0.5, 2.0),
+            "correction": ("truncate", "sequence", 0.5, 2.0),
             "kl_loss_coef": 0.3,
             "use_unbiased_kl": True,
         },

@@ -22,7 +22,7 @@ from slime.plugin import Estimator, EstimatorSpec, TokenBatch
 from slime.train.advantages import name_of
 from slime.train.off_policy import (
     MAX_LOG_RATIO,
-    Correction,
+    corrected,
     importance_weights,
     log_ratio,
     mismatch,
@@ -268,12 +268,10 @@ def _policy_terms(
 
     if columns.rollout_log_probs is not None:
         engine = torch.where(trained, columns.rollout_log_probs[here], current)
-        correction = Correction.of(options)
-        level = "token" if correction is None else correction.level
-        raw = importance_weights(trainer, engine, mask, *sequences, level)
+        raw = importance_weights(trainer, engine, mask, *sequences, options.off_policy_level)
         sums |= mismatch(trainer, engine, mask, raw)
-        if correction is not None:
-            used, correction_metrics = correction.apply(raw)
+        if (mode := options.off_policy_correction) is not None:
+            used, correction_metrics = corrected(raw, mode, options.tis_threshold_low, options.tis_threshold)
             per_token = per_token * used
             means |= correction_metrics
             seen["correction"] = used

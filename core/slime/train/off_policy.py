@@ -5,14 +5,10 @@ Every tensor argument and result is a vector over the M response tokens of a mic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from slime.config.options import AlgorithmOptions
 
 #: Log-ratios are clamped to plus and minus this. exp(20) is 5e8, where a ratio carries no information any more;
 #: exp(89) overflows float32, and the gradient of infinity is NaN even in a branch that clipping discards.
@@ -70,9 +66,10 @@ def importance_weights(
     return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-@dataclass(frozen=True)
-class Correction:
-    """Off-policy correction: importance weights on the policy loss, and what happens to those out of bounds.
+def corrected(
+    weights: Tensor, mode: Literal["truncate", "mask"], low: float, high: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Off-policy correction: the importance weights [M] to multiply the policy loss by, and per-token metrics [M].
 
         truncate    min(max(w, low), high)              truncated importance sampling (TIS; Ionides, 2008; Yao et
                                                         al., 2025, "Your efficient RL framework secretly brings you
@@ -84,29 +81,12 @@ class Correction:
     Weights are constants: nothing is differentiated through them. KL and entropy keep their full weight. The loss's
     denominators stay too: a masked token counts as one without loss.
     """
-
-    mode: Literal["truncate", "mask"]
-    level: Level
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, options: AlgorithmOptions) -> Correction | None:
-        """The correction that the run's options choose, if any."""
-        if options.off_policy_correction is None:
-            return None
-        return cls(
-            options.off_policy_correction, options.off_policy_level, options.tis_threshold_low, options.tis_threshold
-        )
-
-    def apply(self, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The weights [M] to multiply the loss by, and per-token metrics [M]."""
-        outside = (weights < self.low) | (weights > self.high)
-        if self.mode == "mask":
-            used, kind = torch.where(outside, 0.0, weights), "correction_mask_fraction"
-        else:
-            used, kind = weights.clamp(self.low, self.high), "correction_clip_fraction"
-        return used, {kind: outside.float(), "correction_weight": used}
+    outside = (weights < low) | (weights > high)
+    if mode == "mask":
+        used, kind = torch.where(outside, 0.0, weights), "correction_mask_fraction"
+    else:
+        used, kind = weights.clamp(low, high), "correction_clip_fraction"
+    return used, {kind: outside.float(), "correction_weight": used}
 
 
 def off_policy_sequences(
