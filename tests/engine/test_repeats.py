@@ -37,9 +37,15 @@ class FaultyClient(HttpPolicyClient):
         self.aborted: list[str] = []
 
     async def _send(
-        self, tokens: Sequence[int], sampling: SamplingParams, session: str | None, rid: str | None, **how: Any
+        self,
+        tokens: Sequence[int],
+        sampling: SamplingParams,
+        session: str | None,
+        rid: str | None,
+        direct: bool = False,
     ) -> Generation:
-        self.asked.append({"tokens": list(tokens), "sampling": sampling, "session": session, "rid": rid, **how})
+        request = {"tokens": list(tokens), "sampling": sampling, "session": session, "rid": rid, "direct": direct}
+        self.asked.append(request)
         if self.errors:
             raise self.errors.pop(0)
         return ANSWER
