@@ -113,6 +113,17 @@ def test_each_way_a_run_ends_has_an_exit_code_and_a_message(
     assert ended.code == code and ended.err.startswith(f"{message}slime: the run wrote no checkpoint")
 
 
+def test_ctrl_c_says_that_it_saves_nothing_and_what_does(train: Slime, loop: Loop) -> None:
+    told = "slime: Ctrl-C saves nothing; `kill PID` (SIGTERM) saves a checkpoint after the step, then ends\n"
+    loop.outcome = KeyboardInterrupt()
+    assert told in train("--save-interval", "1").err
+    # SIGTERM saves nothing in a run without checkpoints, and did what it can in one with.
+    loop.outcome = KeyboardInterrupt()
+    assert told not in train("--run-name", "other").err
+    loop.outcome = TerminatedInterrupt()
+    assert told not in train("--run-name", "third", "--save-interval", "1").err
+
+
 def test_a_bug_keeps_its_traceback(train: Slime, loop: Loop) -> None:
     loop.outcome = ZeroDivisionError("bug")
     with pytest.raises(ZeroDivisionError):

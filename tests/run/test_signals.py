@@ -93,7 +93,10 @@ def test_sigterm_has_its_own_words_and_exit_code() -> None:
         run.stdout.readline()
         run.send_signal(signal.SIGTERM)
         answers = run.stderr.readline() + run.stderr.readline()
-        assert "slime: SIGTERM: ending the run, which can take a minute; SIGTERM twice more ends it" in answers
+        assert (
+            "slime: SIGTERM: ending the run without saving, which can take a minute; SIGTERM twice more ends it"
+            in answers
+        )
         run.send_signal(signal.SIGTERM)
         assert run.stderr.readline().startswith("slime: still ending the run; SIGTERM once more ends it at once")
         run.send_signal(signal.SIGTERM)

@@ -145,6 +145,8 @@ def _train(checked: Preflight, argv: Sequence[str], started: time.struct_time, b
     except (KeyboardInterrupt, Exception) as error:
         if not isinstance(error, SlimeError) or error.exit_code != 2:  # bad input is not to be continued
             error.add_note(how_to_continue(checked.config, checked.run_dir, argv, since=started))
+        if type(error) is KeyboardInterrupt and checked.config.checkpoint.save is not None:
+            error.add_note("Ctrl-C saves nothing; `kill PID` (SIGTERM) saves a checkpoint after the step, then ends")
         if begins.aside is not None:
             error.add_note(f"the checkpoints after the one that the run went on from are in {begins.aside}")
         raise

@@ -33,7 +33,7 @@ class Terminated(Protocol):
 #: seconds that Ray may take to start after an interruption; on a very busy machine it took 41, and it gives up after 60
 _START_S = 50.0
 _ANSWERS = (
-    "slime: {}: ending the run, which can take a minute; {} twice more ends it at once",
+    "slime: {}: ending the run without saving, which can take a minute; {} twice more ends it at once",
     "slime: still ending the run; {1} once more ends it at once, without cleaning up",
     "slime: ended at once",
 )

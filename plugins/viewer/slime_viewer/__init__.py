@@ -1,18 +1,38 @@
 """The viewer: shows run folders to people, in the browser, in the terminal, and as `report.html` in each run folder.
 
-It reads files alone, and imports nothing that runs.
+It reads files alone, and imports nothing that runs. While a run goes on, it tells if nothing is learned from its
+rewards.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import slime.plugin as sp
 from slime.errors import SlimeError, disk_problem
+from slime_viewer.watch import RewardWatch
 
 slime_api = 1
 logger = logging.getLogger("slime.viewer")
+
+
+#: run folder -> what is counted of it; a process drives one run, perhaps in several attempts
+_watched: dict[Path, RewardWatch] = {}
+
+
+@sp.hookimpl
+def slime_run_started(run_dir: Path) -> None:
+    _watched.clear()
+    _watched[run_dir] = RewardWatch(run_dir)
+
+
+@sp.hookimpl
+def slime_step_finished(step: int, metrics: Mapping[str, float]) -> None:
+    for watch in _watched.values():
+        if told := watch.step(step, metrics):
+            logger.warning("%s", told)
 
 
 @sp.hookimpl

@@ -75,7 +75,8 @@ def _metrics(ends: Sequence[Ends]) -> Iterator[Line]:
     if not ends:
         yield "metrics: none that both have"
         return
-    same = [one for one in ends if one.first == one.second and not one.margin]
+    # Of the mean of steps, a margin says that some of them differ; an evaluation has its own.
+    same = [one for one in ends if one.first == one.second and (not one.margin or one.name.startswith("eval/"))]
     alike = [one for one in ends if one not in same and one.margin is not None and not one.clear]
     unknown = [one for one in ends if one not in same and one.margin is None]
     steps = sorted({one.step for one in ends})

@@ -1,0 +1,38 @@
+"""What is told while a run goes on: that all samples have had one and the same reward for many rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+#: rollouts after which it is told; and again whenever there are twice as many
+FIRST = 10
+
+
+@dataclass
+class RewardWatch:
+    """Counts the rollouts in a row of which all samples have one and the same reward."""
+
+    run_dir: Path
+    _reward: float | None = None
+    _rollouts: int = 0
+    _tell_at: int = FIRST
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        """A step is finished; returns what to tell, if it is time for that."""
+        reward = metrics.get("rollout/reward_mean")
+        if reward is None or metrics.get("rollout/reward_std", 0.0) != 0:
+            self._reward, self._rollouts, self._tell_at = None, 0, FIRST
+            return None
+        if reward != self._reward:
+            self._reward, self._rollouts, self._tell_at = reward, 0, FIRST
+        self._rollouts += 1
+        if self._rollouts < self._tell_at:
+            return None
+        self._tell_at *= 2
+        return (
+            f"every sample of the last {self._rollouts} rollouts has the reward {reward:g}: they are no better or worse"
+            " than each other, so nothing is learned from them. Read some with their labels, and try the reward on an"
+            f" answer that is right (slime score): slime show {self.run_dir} --step {step} --worst 3"
+        )
