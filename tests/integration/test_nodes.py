@@ -1,10 +1,12 @@
-"""Runs over two nodes with Ray: an engine has a tensor-parallel rank on each, and the trainer a pipeline stage."""
+"""Runs over nodes with Ray: an engine over two of them, with a pipeline stage of the trainer on each; and over three
+with an engine each, one of them behind a slow link, lost, or cut off."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,11 @@ LAYOUT = (
     "--rollout-num-gpus-per-engine", "2", "--threads-per-rank", "1", "--threads-per-engine", "1",
     "--sglang-dist-timeout", "60",
 )  # fmt: skip
+#: on three nodes: two data-parallel ranks, and an engine on each node
+THREE = (
+    "--actor-num-nodes", "2", "--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "1",
+    "--threads-per-rank", "1", "--threads-per-engine", "1",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +44,8 @@ def train_on(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..., 
     """Starts `slime train` on the first node of a cluster, or on this machine if that is None."""
     started: list[SlimeRun] = []
 
-    def start(where: Cluster | None, *flags: str, name: str) -> SlimeRun:
-        words = ["train", "--run-name", name, "--hf-checkpoint", str(model), "--prompt-data", str(data), *LAYOUT]
+    def start(where: Cluster | None, *flags: str, name: str, layout: Sequence[str] = LAYOUT) -> SlimeRun:
+        words = ["train", "--run-name", name, "--hf-checkpoint", str(model), "--prompt-data", str(data), *layout]
         words += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
         words += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--entropy-coef", "0.1", "--lr", "1e-3"]
         words += ["--sglang-max-total-tokens", "16384", "--startup-timeout-s", "400", *flags]
@@ -84,8 +91,8 @@ def left_on(where: Cluster) -> list[str]:
         time.sleep(0.5)
 
 
-def run_alone(train_on: Start) -> SlimeRun:
-    run = train_on(None, "--deterministic", "--num-rollout", "2", "--save-hf", "one", name="one")
+def run_alone(train_on: Start, layout: Sequence[str] = LAYOUT) -> SlimeRun:
+    run = train_on(None, "--deterministic", "--num-rollout", "2", "--save-hf", "one", name="one", layout=layout)
     assert run.wait() == 0, run.output
     return run
 
@@ -142,8 +149,9 @@ def test_a_lost_server_and_a_lost_node_are_named_and_the_run_goes_on(nodes: Clus
     assert run.wait(600) == 0, run.output
     assert len(run.steps()) == 60
     assert sum(row.get("restarts/engine", 0) for row in run.steps()) >= 1
-    # after that of the engine
-    assert "restart 2 of 3, from ckpt/rollout_" in run.output and "restart 3 of 3" not in run.output
+    # After that of the engine; a second one, if its process was missed before its node was.
+    assert re.search(r"restart [23] of 3, from ckpt/rollout_", run.output), run.output
+    assert run.output.count("resumed from") == 1, run.output
     assert all(row["train/logprob_gap_max"] < 1e-3 for row in run.steps())
     assert left_on(nodes) == []
 
@@ -165,3 +173,52 @@ def test_over_ipv6_alone_the_run_computes_the_same(train_on: Start) -> None:
         two = train_on(two_nodes, "--deterministic", "--num-rollout", "2", "--save-hf", "two", name="two")
         assert two.wait(400) == 0, two.output
     assert_same(two, one)
+
+
+@pytest.mark.nightly
+@pytest.mark.row("N7")
+def test_over_three_nodes_and_a_slow_link_the_run_computes_the_same(train_on: Start) -> None:
+    one = run_alone(train_on, THREE)
+    with cluster([1, 1, 1]) as three:
+        # 20 Mbit/s, both ways
+        three.nodes[1].slow_down(20)
+        flags = ("--deterministic", "--num-rollout", "2", "--check-weight-update-equal", "--save-hf", "two")
+        two = train_on(three, *flags, name="two", layout=THREE)
+        assert two.wait(600) == 0, two.output
+        assert_same(two, one)
+        assert left_on(three) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.row("N7")
+def test_a_lost_engine_node_and_one_that_is_cut_off_are_named_and_the_run_goes_on(train_on: Start) -> None:
+    flags = ("--num-rollout", "60", "--use-fault-tolerance", "--save", "ckpt", "--save-interval", "1")
+    flags += ("--max-restarts", "9")
+    with cluster([1, 1, 1]) as three:
+        run = train_on(three, *flags, name="lost", layout=THREE)
+        run.wait_for_output(r"checkpoint after 2 rollouts", 400)
+        number = engine_node(three)
+        three.nodes[number].kill()
+        run.wait_for_output(rf"node {three.nodes[number].address} has ended, or cannot be reached", 60)
+        three.restart(number)
+        run.wait_for_output(r"resumed from", 400)
+        done = len(run.steps())
+        run.wait_until(lambda: len(run.steps()) > done, 400, "step after the restart")
+
+        # Nothing resets its connections now: Ray's health checks are what notices, and the run has to end its attempt.
+        number = engine_node(three)
+        three.nodes[number].cut_off()
+        run.wait_for_output(r"(?s)ending the run: .*\nending the run: .*\nrestart \d of 9, from ckpt/rollout_", 300)
+        three.restart(number)
+        assert run.wait(600) == 0, run.output
+        # A rollout that was not saved yet is repeated.
+        assert {row["step"] for row in run.steps()} == {*range(60)}
+        assert run.output.count("resumed from") == 2, run.output
+        assert all(row["train/logprob_gap_max"] < 1e-3 for row in run.steps())
+        assert left_on(three) == []
+
+
+def engine_node(where: Cluster) -> int:
+    """A node that is not the driver's: one that has an engine and no rank of the trainer, if there is one."""
+    ranks = [node.run("sh", "-c", "ls -l /proc/[0-9]*/fd/1 2>/dev/null || true") for node in where.nodes]
+    return next((number for number in (1, 2) if "/trainer-" not in ranks[number]), 2)

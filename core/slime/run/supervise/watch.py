@@ -197,9 +197,9 @@ class RunWatch:
     def _lost_node(self, node: str) -> Found:
         """A node with which the watch on it has ended. Ray itself may take a minute to notice."""
         address, parts = self._there[node]
-        owners = dict.fromkeys(part.owner for part in parts)
+        owners = ", ".join(dict.fromkeys(part.owner for part in parts)) or "nothing left"
         part, what = WatchedProcess(f"node {address}", "ray", 0), "has ended, or cannot be reached"
-        return Trouble(part, "ended", what), partial(str, f"{part.name} {what}. It had {', '.join(owners)}.")
+        return Trouble(part, "ended", what), partial(str, f"{part.name} {what}. It had {owners}.")
 
     def _watch_again(self, node: str) -> None:
         """Start the watch on a node that is there, whose own process has ended."""
