@@ -110,6 +110,11 @@ SHOPS: dict[str, frozenset[str]] = {
             "rollout.train_batch",
             "weights.lora",
             "weights.fp8",
+            # `slime train --from-recipe`: slime's flags, and the tables of other frameworks' names
+            "config.flag_table",
+            "config.flags",
+            "config.value_types",
+            "registry.original_names",
             # `slime doctor`
             "cli.output",
             "cli.text_layout",

@@ -33,9 +33,10 @@ from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 from slime.errors.redaction import redacted
 from slime.observe.samples import write_whole
 from slime.run.checkpoint.read import read_checkpoint
+from slime.shops import import_shop
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
-_DRY_RUN = "--dry-run"
+_DRY_RUN, _FROM_RECIPE = "--dry-run", "--from-recipe"
 #: how the line begins that is all the output for a run that is finished
 NOTHING_LEFT = "nothing is left to do"
 
@@ -61,6 +62,8 @@ def run(argv: Sequence[str], *, elsewhere: bool = False) -> int:
                 return 0
             page(train_help(rest) if target is None else engine_help(target))
             return 0
+    if any(word.partition("=")[0] == _FROM_RECIPE for word in argv):
+        return int(import_shop("slime_planner.recipes.command", f"`{_FROM_RECIPE}`").run(argv))
     started = time.localtime()
     words, place = split_resume([word for word in argv if word != _DRY_RUN])
     stated = read_config(words) if place is None else resumed_config(place, words)

@@ -42,6 +42,9 @@ override the file.
   --resume auto         continue the run that --run-name names if it has begun,
                         otherwise start it
   --dry-run             check everything and print the plan; start nothing
+  --from-recipe FILE    print the run of a script or YAML file of TRL, verl,
+                        OpenRLHF or the original slime as a run file; with
+                        --dry-run, check it too
   --help                this text
   --help WORD           what has to do with WORD: a subject such as sft, lora or
                         memory, a word of a flag's name or description, also of

@@ -24,7 +24,7 @@ _OWN = "own"
 #: likeness of a name and a misspelt one, as `difflib` counts, and letters that it may have more or fewer
 _MISSPELT, _LETTERS = 0.85, 2
 #: flags of the command itself
-_COMMAND = ("--dry-run", "--resume")
+_COMMAND = ("--dry-run", "--from-recipe", "--resume")
 #: other spellings of own flags
 _ALIASES = {
     "rm-type": "reward",
