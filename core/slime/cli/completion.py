@@ -131,7 +131,11 @@ def _short(text: str) -> str:
 
 
 #: flags of a run that are no options of it
-_COMMAND_FLAGS = {"--resume": "continue a run", "--dry-run": "check everything and print the plan"}
+_COMMAND_FLAGS = {
+    "--resume": "continue a run",
+    "--dry-run": "check everything and print the plan",
+    "--from-recipe": "print the run of another framework's script as a run file",
+}
 
 
 def _words(words: Iterable[str]) -> str:
