@@ -203,7 +203,9 @@ def checked_options(component: Component, options: Mapping[str, Any]) -> tuple[O
             made.append(model.model_validate(stated))
         except ValidationError as error:
             known = [*component.spec.options.model_fields, *limits]
-            problems += [_problem(dict(entry), known) for entry in error.errors(include_url=False)]
+            slots = KINDS[component.kind].slots
+            flags = f"--{slots[0].prefixes[0]}." if len(slots) == 1 else ""
+            problems += [_problem(dict(entry), known, flags) for entry in error.errors(include_url=False)]
     if problems:
         raise ConfigError(f"options of {component.title}: {'; '.join(problems)}")
     own, limited = made
@@ -211,10 +213,10 @@ def checked_options(component: Component, options: Mapping[str, Any]) -> tuple[O
     return own, limited
 
 
-def _problem(entry: dict[str, Any], known: list[str]) -> str:
+def _problem(entry: dict[str, Any], known: list[str], flags: str) -> str:
     name = ".".join(map(str, entry["loc"])) or "all"
     if entry["type"] == "extra_forbidden":
         return f"no option {name!r}.{did_you_mean(name, known)} Options: {', '.join(known) or 'none'}"
     if entry["type"] == "missing":
-        return f"{name!r} is required"
+        return f"{name!r} is required" + (f": write {flags}{name.replace('_', '-')}" if flags else "")
     return f"{name!r} is {redacted(entry['input'], name)!r}: {entry['msg']}"
