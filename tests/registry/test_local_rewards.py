@@ -106,7 +106,7 @@ def test_a_reward_model_that_needs_a_path_is_refused_without_one(tmp_path: Path)
         """,
     )
     config = run_config(reward={"custom_rm_path": str(path)})
-    with pytest.raises(ConfigError, match="'model_path' is required: write --reward.model-path"):
+    with pytest.raises(ConfigError, match=r"'model_path' is required: write --reward\.model-path"):
         plugins_for(config).resolve(config)
 
 
