@@ -204,6 +204,17 @@ def test_a_resumed_run_in_the_same_folder_copies_nothing(tmp_path: Path) -> None
     assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize("folder", ["run", "another"])
+def test_evaluations_of_a_resumed_run_show_the_change_since_the_first(tmp_path: Path, folder: str) -> None:
+    first, _ = observed(tmp_path / "run")
+    for done, reward in ((0, 0.25), (2, 0.5)):
+        first._write(done, {"eval/held": reward, "eval/held/count": 8})
+    again, file = observed(tmp_path / folder)
+    again.resumed(checkpoint_of(tmp_path / "run", 2), 2)
+    again.terminal.eval_finished("after 4 rollouts", {"eval/held": 0.75, "eval/held/count": 8}, 1.0)
+    assert "+0.5000" in file.getvalue()
+
+
 def test_a_run_that_fails_says_what_is_saved(tmp_path: Path) -> None:
     observer, file = observed(tmp_path / "run")
     path = tmp_path / "run/checkpoints/rollout_000003"

@@ -18,7 +18,7 @@ from slime.errors.raised import ONLY_IN_LOGS, Raised
 from slime.observe.evaluation import write_results
 from slime.observe.log import begin_in_logs, last_log_line, start_log
 from slime.observe.memory import PeakMemory, gibibytes
-from slime.observe.metrics import MetricsWriter, earlier_metrics, eval_set_names
+from slime.observe.metrics import MetricsWriter, earlier_metrics, eval_set_names, read_metrics
 from slime.observe.terminal import Terminal, printable
 from slime.observe.timing import kernel_overhead
 from slime.observe.trackers import TrackerThread, close_all
@@ -164,6 +164,8 @@ class RunObserver:
                     self._metrics.append(row)
                     for tracker in self._trackers:
                         tracker.log(step, {n: v for n, v in numbers.items() if n not in ("step", "unix_time")})
+                for row in read_metrics(self._run_dir):
+                    self.terminal.first_evaluation({name: n for name, n in row.items() if n is not None})
 
     def ending(self, error: SlimeError) -> None:
         """The run ends because of `error`, and its processes are being ended, which takes seconds."""

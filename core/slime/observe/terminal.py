@@ -186,6 +186,10 @@ class Terminal:
         self.say((f"eval {what}", "magenta"), (f"  {seconds:.1f} s", "dim"), always=True)
         for line in eval_table(metrics, self._first_eval, self._console.width):
             self._print(line, always=True)
+        self.first_evaluation(metrics)
+
+    def first_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Later evaluations show their change since this one, for each evaluation set that has none before it."""
         for name in eval_set_names(metrics):
             self._first_eval.setdefault(f"eval/{name}", metrics[f"eval/{name}"])
 
