@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from slime_launch.link_speed import Link
-from slime_launch.node_facts import NodeFacts
+from slime_launch.node_facts import DRIVER, NodeFacts
 
 _CLOCK_S = 2.0
 _SHARED_MEMORY = 1_000_000_000
@@ -26,7 +26,7 @@ _MANY_NODES = 64
 _FOR_MANY = {
     "worker_register_timeout_seconds": "120",
     "gcs_rpc_server_connect_timeout_s": "60",
-    "gcs_server_rpc_server_thread_num": "the number of the head's cores",
+    "gcs_server_rpc_server_thread_num": "$(nproc)",
     "num_workers_soft_limit": "16",
 }
 
@@ -88,6 +88,8 @@ def _of_node(
             yield f"{path} has another content than here", "Copy it anew: all nodes have to read the same"
     for package in sorted({*facts.versions, *here.versions}):
         theirs, ours = (one.get(package, "none") for one in (facts.versions, here.versions))
+        if "none" in (theirs, ours) and package == DRIVER:
+            continue  # the machine that checks, and the head of a cluster, may be without GPUs
         if theirs != ours:
             yield f"{package} {theirs} there, {ours} here", "Install the same versions on all nodes, and restart Ray"
     if abs(node.clock) > _CLOCK_S:
@@ -179,7 +181,7 @@ def of_many(settings: Mapping[str, str], nodes: int) -> Iterator[Problem]:
             "cluster",
             f"{nodes} nodes, and Ray has its defaults for {', '.join(lacking)}: when all nodes start processes at once,"
             " some give up",
-            "Start Ray with " + " ".join(f"RAY_{name}=({_FOR_MANY[name]})" for name in lacking),
+            "Start Ray with " + " ".join(f"RAY_{name}={_FOR_MANY[name]}" for name in lacking),
         )
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 #: two processes that have not connected, or exchanged one message, by then do not reach each other
 TALK_S = 20.0
+#: seconds in which all nodes should have imported torch
+_IMPORT_S = 120.0
 _SMALL = 256
 _ROUNDS = 20
 #: bytes of the first broadcast; the next one has as many as take about a second
@@ -32,6 +34,10 @@ class Link:
 
 class Talker:
     """One side of a pair; part of what Ray makes on each node."""
+
+    def import_torch(self) -> None:
+        """Import what the exchange needs: from a cold shared folder it may take longer than a pair is waited for."""
+        import torch.distributed  # noqa: F401
 
     def listen(self, address: str) -> int:
         """Open the meeting point of a pair at this address, and return its port."""
@@ -107,6 +113,8 @@ def measure(talkers: Mapping[str, Any], addresses: Mapping[str, str]) -> list[Li
     """
     import ray
 
+    # A node that fails or is late here is named by its pairs.
+    ray.wait([talker.import_torch.remote() for talker in talkers.values()], num_returns=len(talkers), timeout=_IMPORT_S)
     found = []
     for pairs in rounds(sorted(talkers)):
         asked = []

@@ -26,6 +26,8 @@ _NCCL = "nvidia-nccl-"
 _ENGINES = ("ray", "torch", "sglang", "sglang-router", "megatron-core", "transformers")
 #: of each end of a file; to read whole models on all nodes would take minutes
 _READ = 1 << 20
+#: as versions name it
+DRIVER = "NVIDIA's driver"
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def _versions() -> dict[str, str]:
         elif name.startswith(_NCCL):
             found["NCCL"] = one.version
     if version := driver():
-        found["NVIDIA's driver"] = version
+        found[DRIVER] = version
     return found
 
 

@@ -12,6 +12,10 @@ from slime_launch.link_speed import Talker
 _side = Talker()
 
 
+def _import_torch() -> None:
+    _side.import_torch()
+
+
 def _listen(address: str) -> int:
     return _side.listen(address)
 
@@ -23,6 +27,8 @@ def _talk(rank: int, address: str, port: int) -> tuple[float, float]:
 def test_two_sides_measure_their_link() -> None:
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawned) as one, ProcessPoolExecutor(1, spawned) as other:
+        for pool in (one, other):
+            pool.submit(_import_torch).result(120)
         for address in ("127.0.0.1", "::1"):
             port = one.submit(_listen, address).result(120)
             sides = [pool.submit(_talk, rank, address, port) for rank, pool in enumerate((one, other))]

@@ -65,6 +65,21 @@ def translated(folder: Path, text: str, name: str = "run.sh") -> tuple[dict[str,
     return tomllib.loads(written), written
 
 
+def test_each_further_use_of_a_batch_is_a_rollout(tmp_path: Path) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "1"}\n' * 320)
+    yaml = "num_iterations: 2\nnum_train_epochs: 1\nnum_generations: 8\nper_device_train_batch_size: 32\n"
+    run, _ = translated(tmp_path, f"{yaml}dataset_name: {prompts}\nmodel_name_or_path: m\n", "trl.yaml")
+    assert run["rollout"]["rollout_batch_size"] == 4
+    # 80 batches of 4 prompts, each in 2 rollouts
+    assert run["rollout"]["num_rollout"] == 160
+    assert [table["max_reuse"] for table in run.values() if "max_reuse" in table] == [1]
+    epochs = "actor_rollout_ref.actor.ppo_epochs"
+    verl = RECIPES["verl"].replace("trainer.total", f"{epochs}=2 trainer.save_freq=5 trainer.total")
+    run, _ = translated(tmp_path, verl)
+    assert (run["rollout"]["num_rollout"], run["checkpoint"]["save_interval"]) == (180, 10)
+
+
 def test_verl(tmp_path: Path) -> None:
     run, text = translated(tmp_path, RECIPES["verl"])
     assert run["checkpoint"]["hf_checkpoint"] == "Qwen/Qwen2.5-7B"

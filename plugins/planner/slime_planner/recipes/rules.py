@@ -102,7 +102,8 @@ def _trl(work: Translator) -> None:
         work.done.add("num_train_epochs")
     else:
         work.done.add("max_steps")
-        work.rollouts("num_train_epochs", "dataset_name" if work.get("dataset_name") else "train_dataset")
+        prompts = "dataset_name" if work.get("dataset_name") else "train_dataset"
+        work.rollouts("num_train_epochs", prompts, uses=int(work.number("num_iterations")))
     work.interval("save_steps", "save-interval", steps)
     work.interval("eval_steps", "eval-interval", steps)
     if work.get("output_dir"):
@@ -177,13 +178,17 @@ def _verl(work: Translator) -> None:
         work.say(label, "label-key", "reward_model.ground_truth")
         work.say(label, "metadata-key", "extra_info")
         work.say(label, "apply-chat-template")
+    uses = max(1, int(work.number(f"{actor}.ppo_epochs")))
     if work.number("trainer.total_training_steps", -1) > 0:
-        work.say("trainer.total_training_steps", "num-rollout", work.get("trainer.total_training_steps"))
+        work.say(
+            "trainer.total_training_steps", "num-rollout", str(int(work.number("trainer.total_training_steps") * uses))
+        )
         work.done.add("trainer.total_epochs")
     else:
-        work.rollouts("trainer.total_epochs", label)
-    work.interval("trainer.save_freq", "save-interval")
-    work.interval("trainer.test_freq", "eval-interval")
+        work.rollouts("trainer.total_epochs", label, uses=uses)
+    # Steps of verl are batches; each further use of a batch is a rollout here.
+    work.interval("trainer.save_freq", "save-interval", Fraction(1, uses))
+    work.interval("trainer.test_freq", "eval-interval", Fraction(1, uses))
     if work.number("trainer.critic_warmup", 0) <= 0 or work.get("algorithm.adv_estimator") != "gae":
         work.unneeded("trainer.critic_warmup", "there is no critic, or it has no head start")
     if work.number("trainer.save_freq", -1) <= 0:

@@ -181,16 +181,20 @@ class Translator:
             return ()
         return option.values
 
-    def rollouts(self, name: str, prompts_from: str, *, most: int | None = None) -> None:
-        """`--num-rollout` for the epochs in `name`, over the prompts of the option `prompts_from`."""
+    def rollouts(self, name: str, prompts_from: str, *, most: int | None = None, uses: int = 1) -> None:
+        """`--num-rollout` for the epochs in `name`, over the prompts of the option `prompts_from`.
+
+        Each batch is trained on in `uses` rollouts.
+        """
         per_rollout = self._said("rollout-batch-size")
         count = count_prompts(self.recipe.path, self._by_name[prompts_from].values) if self.get(prompts_from) else None
         count = most if count is None else min(count, most or count)
         if count is None or per_rollout is None:
             shown = per_rollout or "--rollout-batch-size"
-            self.by_hand(name, f"--num-rollout: {self.get(name)} epochs x prompts / {shown}")
+            times = f" x {uses} uses of a batch" if uses > 1 else ""
+            self.by_hand(name, f"--num-rollout: {self.get(name)} epochs x prompts / {shown}{times}")
         else:
-            self.say(name, "num-rollout", str(max(1, int(self.number(name) * count / per_rollout))))
+            self.say(name, "num-rollout", str(max(1, int(self.number(name) * count / per_rollout) * uses)))
 
     def _said(self, flag: str) -> int | None:
         return next((int(one.words[0]) for one in self.result.stated if one.flag == flag and one.words), None)
