@@ -166,4 +166,7 @@ def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(sli
     assert run.left_over() == []
     assert [path for path in files if path.exists()] == []
     assert "slime: interrupted: ending the run" in run.output
-    assert run.output.endswith("slime: no checkpoint had been written yet, so the run can only be started again\n")
+    assert run.output.endswith(
+        "slime: no checkpoint had been written yet, so the run can only be started again\n"
+        "slime: Ctrl-C saves nothing; `kill PID` (SIGTERM) saves a checkpoint after the step, then ends\n"
+    )
