@@ -105,9 +105,9 @@ def _rows(ends: Sequence[Ends]) -> Iterator[Line]:
     for one in ends:
         factor = words(one.name).factor
         change = one.second - one.first
-        margin = "" if one.margin is None else f"±{one.margin * factor:.2g}"
-        values = (f"{value * factor:.4g}" for value in (one.first, one.second))
-        cells.append((_title(one.name), *values, f"{change * factor:+.3g}", margin))
+        margin = "" if one.margin is None else f"±{_figure(one.margin * factor, 2)}"
+        values = (_figure(value * factor, 4) for value in (one.first, one.second))
+        cells.append((_title(one.name), *values, _figure(change * factor, 3, "+"), margin))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     # A longer name gets a line of its own, so that the numbers fit beside the others.
     widths[0] = max((len(row[0]) for row in cells if len(row[0]) <= terminal_width() - sum(widths[1:]) - 10), default=0)
@@ -117,6 +117,11 @@ def _rows(ends: Sequence[Ends]) -> Iterator[Line]:
         line = f"  {name if len(name) <= widths[0] else '':<{widths[0]}}"
         line += "".join(f"  {cell:>{width}}" for cell, width in zip(numbers, widths[1:], strict=True))
         yield [(line.rstrip(), "" if name else "dim")]
+
+
+def _figure(value: float, digits: int, sign: str = "") -> str:
+    """A number with so many digits, or all of a larger one's whole part: 12,596 instead of 1.26e+04."""
+    return f"{value:{sign},.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:{sign}.{digits}g}"
 
 
 def _is_less(name: str) -> bool:

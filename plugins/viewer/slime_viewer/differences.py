@@ -123,7 +123,8 @@ def _margin(changes: Sequence[float]) -> float | None:
 def identical_until(first: Metrics, second: Metrics) -> int | None:
     """The last step of the shorter run, if both have learned the same at every step until then; else None.
 
-    Rewards, lengths of answers, losses, gradients and evaluations are compared, and no times.
+    Rewards, lengths of answers, losses, gradients and evaluations are compared, and no times. One that only one run has
+    is a difference.
     """
     steps = first.trained, second.trained
     shared = min(map(len, steps))
@@ -131,8 +132,8 @@ def identical_until(first: Metrics, second: Metrics) -> int | None:
         return None
     learned = [
         name
-        for name in first.names
-        if name in second.names and (name.startswith(_LEARNED) or (name.startswith("eval/") and name.count("/") == 1))
+        for name in {*first.names, *second.names}
+        if name.startswith(_LEARNED) or (name.startswith("eval/") and name.count("/") == 1)
     ]
     rows = ([metrics.rows[step] for step in steps[0][:shared]] for metrics in (first, second))
     same = all(one.get(name) == other.get(name) for one, other in zip(*rows, strict=True) for name in learned)

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pty
+import re
 import shlex
 import struct
 import subprocess
@@ -204,6 +205,14 @@ def test_differences_beyond_their_interval_come_first(tmp_path: Path) -> None:
     assert ends["eval/a"].margin == pytest.approx(math.hypot(0.1, 0.1)) and ends["eval/a/low"].margin is None
 
 
+def test_large_numbers_of_a_comparison_keep_their_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(name: str, speed: float) -> Path:
+        return make_run(tmp_path / name, steps=12, metrics=lambda step: {"rollout/tokens_per_s": speed + step % 2})
+
+    out = slime(capsys, "compare", run("first", 12596.0), run("second", 22830.0))
+    assert re.search(r"12,59[67]  22,83[01]  \+10,234  ", out), out
+
+
 def test_runs_are_identical_up_to_the_end_of_the_shorter_one_whatever_their_times_are(tmp_path: Path) -> None:
     def run(name: str, steps: int, **last: float) -> Metrics:
         rows = {n: {"rollout/reward_mean": n / 10, "rollout/tokens_per_s": hash((name, n))} for n in range(steps)}
@@ -213,6 +222,8 @@ def test_runs_are_identical_up_to_the_end_of_the_shorter_one_whatever_their_time
     one = run("one", 5)
     assert identical_until(one, run("longer", 7)) == 4
     assert identical_until(one, run("other", 5, **{"rollout/reward_mean": 0.400001})) is None
+    assert identical_until(one, run("evaluated", 5, **{"eval/held": 0.5})) is None
+    assert identical_until(run("evaluated too", 5, **{"eval/held": 0.5}), one) is None
     assert identical_until(one, rows_of(tmp_path / "empty", {})) is None
     assert identical_until(one, rows_of(tmp_path / "later", {5: {"rollout/reward_mean": 0.0}})) is None
 
