@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -62,7 +63,10 @@ def write(text: str, stream: TextIO | None = None) -> None:
 
 def page(text: str) -> None:
     """Print a text; in a terminal with fewer lines, through the user's pager."""
-    viewer = shlex.split(os.environ.get("PAGER") or "less")
+    try:
+        viewer = shlex.split(os.environ.get("PAGER", "less"))
+    except ValueError:  # a quote that is not closed
+        viewer = []
     fits = len(text.splitlines()) < shutil.get_terminal_size().lines
     if fits or not (sys.stdout.isatty() and sys.stdin.isatty()) or not viewer or shutil.which(viewer[0]) is None:
         write(text)
@@ -70,7 +74,12 @@ def page(text: str) -> None:
     shown = _ansi(text) if is_coloured(sys.stdout) else text
     # Of less: R shows colours, F prints a short text only, X leaves the text on the screen.
     options = {"LESS": os.environ.get("LESS", "FRX"), "LV": os.environ.get("LV", "-c")}
-    subprocess.run(viewer, input=shown, text=True, env={**os.environ, **options}, check=False)
+    # Ctrl-C is the pager's: ended by it, a pager would leave the terminal without echo.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        subprocess.run(viewer, input=shown, text=True, env={**os.environ, **options}, check=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
