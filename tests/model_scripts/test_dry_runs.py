@@ -56,7 +56,7 @@ def test_a_dry_run_of_a_published_model_predicts_its_memory(
             *("train", "--dry-run", "--prompt-data", "prompts.jsonl", "--num-rollout", "2", "--lr", "1e-6"),
             *("--rollout-batch-size", "4096", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "512"),
             *("--advantage-estimator", "grpo", "--reward", "exact_match", "--run-name", "run"),
-            # The plan of a cluster, so that this machine needs no GPUs. Nothing listens there, which is told at once.
+            # A cluster, so that this machine needs no GPUs. Nothing listens there: connecting is refused at once.
             *("--device", "cuda", "--ray-address", "127.0.0.1:1", *layout_words(name)),
             *words["MODEL_ARGS"],
             *words["CKPT_ARGS"],

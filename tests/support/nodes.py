@@ -116,7 +116,7 @@ class Node:
             _in(holder, "tc", "qdisc", "add", "dev", end, "root", *limit)
 
     def cut_off(self) -> None:
-        """Unplug it, until it starts again: nothing arrives or leaves, and nobody is told."""
+        """Unplug it, until it starts again: nothing arrives or leaves, and no connection is closed."""
         _in(self.switch, "ip", "link", "set", self.port, "down")
 
     def kill(self) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: one line: plain, or in parts, each of which may have a style
 Line = str | Sequence[str | tuple[str, str]]
 
-#: what is told from the rest in a plain line, and how: titles, flags, commands, and words that a state is told by
+#: what is coloured in a plain line, and how: titles, flags, commands, and words for a state
 _LOOK: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"^(\[{1,2}[\w.]+\]{1,2}|usage:|[a-zA-Z][\w ]*:$|[A-Z]{2}[A-Z ]*$)"), "bold"),
     (re.compile(r"(?<![\w`/.-])--[a-zA-Z][\w.-]*"), "cyan"),

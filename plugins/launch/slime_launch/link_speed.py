@@ -36,7 +36,7 @@ class Talker:
     """One side of a pair; part of what Ray makes on each node."""
 
     def import_torch(self) -> None:
-        """Import what the exchange needs: from a cold shared folder it may take longer than a pair is waited for."""
+        """Import torch before anything is timed: from a cold shared folder that can take longer than `TALK_S`."""
         import torch.distributed  # noqa: F401
 
     def listen(self, address: str) -> int:

@@ -151,10 +151,10 @@ def test_rays_settings_are_looked_at_above_64_nodes() -> None:
 
 
 def test_a_folder_too_small_or_too_slow_for_checkpoints_is_named() -> None:
-    right = {"free": 3e11, "written": 1e9, "checkpoint": 10**11, "deadline_s": 3600.0}
+    right: dict[str, Any] = {"free": 3e11, "written": 1e9, "checkpoint": 10**11, "deadline_s": 3600.0}
 
     def said(**changes: float) -> list[str]:
-        return [str(problem) for problem in of_folder(OUTPUT, **(right | changes))]  # type: ignore[arg-type]
+        return [str(problem) for problem in of_folder(OUTPUT, **(right | changes))]
 
     assert said() == []
     (line,) = said(free=10**11)

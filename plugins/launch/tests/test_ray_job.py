@@ -37,8 +37,9 @@ def dashboard_packages(tmp_path: Path) -> str:
     added = subprocess.run(
         [own / "bin" / "python", "-m", "pip", *words], capture_output=True, text=True, timeout=300, check=False
     )
-    if added.returncode != 0:
+    if "No matching distribution" in added.stderr:  # no index can be reached
         pytest.skip(f"`ray job` needs Ray's dashboard, and ray[default] cannot be installed here: {added.stderr}")
+    assert added.returncode == 0, added.stderr
     return str(packages)
 
 

@@ -1,4 +1,4 @@
-"""What is told while a run goes on: that all samples have had one and the same reward for many rollouts."""
+"""Warns, while a run goes on, that all samples of many rollouts have had the same reward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-#: rollouts after which it is told; and again whenever there are twice as many
+#: rollouts until the first warning; each further one comes after twice as many
 FIRST = 10
 
 

@@ -1,4 +1,4 @@
-"""While a run goes on, it is told that all samples have the same reward."""
+"""A run warns, while it goes on, when all samples have the same reward."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Turns:
 
     @contextmanager
     def sync(self) -> Iterator[None]:
-        """The body is this sender's part of the next sync. If it fails, the other senders are told."""
+        """Run the body as this sender's part of the next sync; an error in it is passed on to the other senders."""
         self._sync += 1
         self._told = False
         try:

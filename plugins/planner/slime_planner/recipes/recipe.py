@@ -62,7 +62,7 @@ class Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe. Raises `ConfigError` for a file that is none."""
+    """Read a recipe. Raises `ConfigError` if the file is not one."""
     text = _text(path)
     if path.suffix == ".toml":
         raise ConfigError(f"--from-recipe {path}: this is a run file of slime already: slime train {path}")

@@ -144,7 +144,7 @@ def _lists(translation: Translation) -> list[str]:
 
 
 def _typed(word: str, kind: str) -> Any:
-    """A word as the type of the flag has it; a number that is none stays a word, and the check of the file names it."""
+    """A word as the flag's type; what is not a number stays a word, which the check of the file names."""
     if kind == "a string":
         return word
     if kind == "a whole number" or "number" in kind:

@@ -232,9 +232,7 @@ def _end_of_line(text: str, position: int) -> int:
 
 
 def _after_redirection(text: str, position: int, heredocs: list[str]) -> int:
-    match = re.compile(r"\d?(<<-?|[<>]+&?|&>)[ \t]*('[^'\n]*'|\"[^\"\n]*\"|\([^()\n]*\)|[^\s;|&]*)").match(
-        text, position
-    )
+    match = _REDIRECTION.match(text, position)
     if match is None:
         return position + 1
     if match[1].startswith("<<") and match[2]:
