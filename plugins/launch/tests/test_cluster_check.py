@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.support.nodes import TEMPORARY, Cluster, cluster
 from tests.support.tiny_models import make_tiny_model
@@ -165,15 +166,23 @@ def test_a_folder_too_small_or_too_slow_for_checkpoints_is_named() -> None:
 
 
 def test_processes_of_another_ray_are_found() -> None:
-    # A stand-in: a process that calls itself as SGLang's do.
-    with subprocess.Popen(["bash", "-c", "exec -a sglang::scheduler sleep 60"]) as left:
+    # A stand-in: a process whose arguments are those of an engine that another session's run has started.
+    session = "session_2026-01-02_03-04-05_000006_789"
+    words = ["-c", "import time; time.sleep(60)", session, "-m", "slime.engine.launch"]
+    shown = " ".join([sys.executable, *words])[:60].strip()
+    with subprocess.Popen([sys.executable, *words]) as left:
+
+        def found(of_session: str) -> list[str]:
+            return [one for one in node_state.left_behind(of_session) if f"process {left.pid} " in one]
+
         try:
+            process = psutil.Process(left.pid)
             deadline = time.monotonic() + 30
-            while not (found := [one for one in node_state.left_behind("none") if f"process {left.pid} " in one]):
-                assert time.monotonic() < deadline
-            assert "(sglang::scheduler 60)" in found[0]
-            # One that this session has started is none.
-            assert not [one for one in node_state.left_behind("sglang::scheduler") if f"process {left.pid} " in one]
+            while not found(f"{session}2"):
+                assert time.monotonic() < deadline, (process, process.cmdline())
+            assert found(f"{session}2") == [f"process {left.pid} of {process.username()} ({shown})"]
+            # One that this session has started is not left behind.
+            assert found(session) == []
         finally:
             left.kill()
 
