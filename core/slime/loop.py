@@ -19,7 +19,7 @@ def train_synchronously(run: Run) -> None:
         run.evaluate(run.first_rollout)
     for number in range(run.first_rollout, run.config.num_rollout):
         run.stop_if_preempted(number)  # after SIGTERM
-        run.start_step()
+        run.start_step(number)
         rollout = run.generate(number)  # data source -> generator -> engines -> reward -> batch
         metrics = run.train(rollout)  # log-probs -> estimator -> objective -> optimizer
         run.sync_weights()  # trainer -> engines, version + 1
@@ -44,7 +44,7 @@ def train_asynchronously(run: Run) -> None:
     started, ahead = run.first_rollout, run.config.rollout.async_buffer_size
     for number in range(run.first_rollout, run.config.num_rollout):
         run.stop_if_preempted(number)
-        run.start_step()
+        run.start_step(number)
         while started < min(number + 1 + ahead, run.config.num_rollout) and run.fresh_enough(started):
             run.start_generation(started)
             started += 1

@@ -38,6 +38,19 @@ from slime.config.run_config import nvidia_devices
             "--update-weight-transport tensor --device cuda",
             "on GPUs an engine sees only its own devices, none of the trainer's. Use distributed (NCCL), the default",
         ),
+        # profiles
+        ("--profile-steps 5-3", "--profile-steps: got '5-3', expected a step such as 3, or a range such as 3-5"),
+        ("--profile-steps three", "--profile-steps: got 'three', expected a step such as 3, or a range such as 3-5"),
+        ("--num-rollout 5 --profile-steps 3-5", "--profile-steps 3-5: the last of 5 rollouts is number 4"),
+        (
+            "--profile-steps 0 --profile-ranks 0 1",
+            "--profile-ranks 1: the last of 1 training ranks is number 0",
+        ),
+        (
+            "--actor-num-gpus-per-node 2 --profile-ranks 1",
+            "--profile-ranks has no effect without --profile-steps or --",
+        ),
+        ("--memory-snapshot --device cpu", "--memory-snapshot has no effect without --device cuda"),
         # batches
         ("--over-sampling-batch-size 31", "--over-sampling-batch-size 31 is less than --rollout-batch-size 32"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -301,8 +302,12 @@ def test_the_loop_runs_on_two_ranks(slime_train: Start, layout: str) -> None:
     run = slime_train(
         "--num-rollout", "2", "--actor-num-gpus-per-node", "2", "--check-weight-update-equal",
         "--update-weight-transport", "distributed" if layout == "pipeline" else "tensor", *LAYOUTS[layout].split(),
+        "--profile-steps", "1", "--profile-ranks", "1",
     )  # fmt: skip
     assert run.wait() == 0, run.output
+    traces = sorted((run.run_dir / "profiles").iterdir())
+    assert [path.name.partition(".")[0] for path in traces] == ["step-000001-engine-0-TP-0", "step-000001-trainer-1"]
+    assert all("aten::mm" in gzip.decompress(path.read_bytes()).decode() for path in traces)
     assert run.left_over() == []
     by_stage = [
         [row[f"perf/sync/stage{stage}_bytes"] for stage in range(2)]

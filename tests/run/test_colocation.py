@@ -81,6 +81,7 @@ class Turns(ColocatedRun):
         self._shares, self._turn, self._of_turns = shares, "trainer", defaultdict(float)
         self._seconds, self._synced, self._weight_version = {}, {}, 0
         self._engines = self._trainer = recorder
+        self._profiles = None
         self._saver: Any = None
         self.reported: list[dict[str, float]] = []
         self.observer: Any = SimpleNamespace(step_finished=lambda _, metrics: self.reported.append(metrics))
@@ -139,11 +140,11 @@ def test_turns_between_two_steps_are_reported_with_the_second() -> None:
         run._give_to_engines()  # for an evaluation
         if between == "once":
             run._give_to_trainer()  # for a checkpoint
-        run.start_step()
+        run.start_step(0)
         run._give_to_engines()
         run._give_to_trainer()
         run.finish_step(rollout, {"train/loss": 1.0})
-    run.start_step()
+    run.start_step(1)
     run.finish_step(rollout, {})
     first, second, third = run.reported
     assert (first["synced_bytes"], second["synced_bytes"]) == (20.0, 10.0)

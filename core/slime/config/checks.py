@@ -271,6 +271,15 @@ def ports(config: RunConfig) -> Iterator[str]:
         yield f"--router-port {router} is one of the engines' ports {first}-{last} (--engine-port)"
 
 
+def profiles(config: RunConfig) -> Iterator[str]:
+    """Profiled steps and ranks must be there."""
+    steps, rollouts, ranks = config.run.profiled_steps, config.rollout.num_rollout, config.world_size
+    if steps and rollouts is not None and steps[-1] >= rollouts:
+        yield f"--profile-steps {config.run.profile_steps}: the last of {rollouts} rollouts is number {rollouts - 1}"
+    if beyond := [rank for rank in config.run.profile_ranks if rank >= ranks]:
+        yield f"--profile-ranks {' '.join(map(str, beyond))}: the last of {ranks} training ranks is number {ranks - 1}"
+
+
 def evaluation_rewards(config: RunConfig) -> Iterator[str]:
     """A reward for every evaluation set, unless the reward of the run is already reported as missing."""
     reported = any("--reward is missing" in problem for problem in required_options(config))
@@ -386,6 +395,7 @@ CHECKS: tuple[Check, ...] = (
     colocation,
     shared_memory,
     ports,
+    profiles,
     evaluation,
     evaluation_interval,
     evaluation_rewards,

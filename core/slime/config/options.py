@@ -18,9 +18,11 @@ from slime.config.section import (
     Needs,
     PathText,
     Port,
+    Rank,
     Seconds,
     Section,
     Seed,
+    StepRange,
     TokenId,
     TopK,
 )
@@ -52,10 +54,31 @@ class RunOptions(Section):
     """Write per-token numbers of each rollout's samples to rollouts/N.tokens.parquet: of all, or as many as fit."""
     log_token_columns_mib: float = Field(default=8.0, gt=0, allow_inf_nan=False)
     """MiB that the per-token numbers of a rollout may take, uncompressed; flagged groups come first."""
+    profile_steps: StepRange | None = None
+    """Profile the training on rollout N, or on N-M, and the engines meanwhile: Chrome traces in profiles/ of the run
+    folder, to be opened at ui.perfetto.dev. Profiled steps are slower."""
+    profile_ranks: Annotated[list[Rank], Needs("profile_steps", "memory_snapshot")] = Field(default=[0])
+    """Training ranks that --profile-steps and --memory-snapshot profile."""
+    memory_snapshot: Annotated[bool, Needs("on_gpu", called="--device cuda")] = False
+    """Record the allocations on the GPUs of --profile-ranks: profiles/ gets what their memory holds after each of
+    --profile-steps, and when it runs out. To be opened at pytorch.org/memory_viz."""
     quiet: Annotated[bool, Excludes("verbose", because="the terminal shows less or more")] = False
     """Print evaluations, warnings and the end of the run only."""
     verbose: bool = False
     """Print more: what slime logs about itself, and whole tracebacks."""
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether ranks are profiled."""
+        return self.profile_steps is not None or self.memory_snapshot
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps of --profile-steps."""
+        if self.profile_steps is None:
+            return range(0)
+        first, _, last = self.profile_steps.partition("-")
+        return range(int(first), int(last or first) + 1)
 
 
 class ClusterOptions(Section):

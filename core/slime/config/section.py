@@ -6,6 +6,7 @@ fails, or trains on nothing, long after the start.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ Seconds = Annotated[float, Field(gt=0, le=366 * 24 * 3600)]
 #: nodes, devices, processes
 Count = Annotated[int, Field(ge=1, le=2**16)]
 Port = Annotated[int, Field(ge=1, le=2**16 - 1)]
+#: an index, of a training rank
+Rank = Annotated[int, Field(ge=0, lt=2**16)]
 #: an upper bound comes from the model's vocabulary
 TokenId = Annotated[int, Field(ge=0)]
 #: a path, or anything that contains one
@@ -34,6 +37,18 @@ def _check_top_k(value: int) -> int:
 
 
 TopK = Annotated[int, AfterValidator(_check_top_k)]
+
+
+def _check_steps(value: str) -> str:
+    """Refuse what is neither a step nor a range of steps."""
+    first, _, last = value.partition("-")
+    if not re.fullmatch(r"\d{1,9}(-\d{1,9})?", value) or int(last or first) < int(first):
+        raise ValueError(f"got {value!r}, expected a step such as 3, or a range such as 3-5")
+    return value
+
+
+#: a step, or a range of them with its last
+StepRange = Annotated[str, AfterValidator(_check_steps)]
 
 
 class Needs:

@@ -12,6 +12,7 @@ import urllib.parse
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from slime.errors import DeadlineError, EngineError, EngineRefusedError
@@ -238,6 +239,24 @@ class EngineControl:
     def destroy_weights_update_group(self, group_name: str) -> None:
         """Leave the process group."""
         self._call("POST", "/destroy_weights_update_group", {"group_name": group_name})
+
+    # --- profiles ---
+
+    def start_profile(self, folder: Path, activities: Sequence[str], *, prefix: str, name: str) -> None:
+        """Begin to profile, until `stop_profile`.
+
+        Args:
+            folder: Where each rank of the engine will write PREFIX-NAME-TP-0.trace.json.gz.
+            activities: What is recorded: "CPU", "GPU".
+            prefix: The beginning of the files' names.
+            name: What follows in them.
+        """
+        body = {"output_dir": str(folder), "activities": list(activities), "with_stack": False, "record_shapes": True}
+        self._call("POST", "/start_profile", {**body, "profile_prefix": prefix, "profile_id": name})
+
+    def stop_profile(self) -> None:
+        """Write what was recorded, which takes seconds."""
+        self._call("POST", "/stop_profile")
 
     def _call(
         self, method: Literal["GET", "POST"], path: str, body: Any | None = None, *, timeout_s: float | None = None

@@ -39,6 +39,7 @@ CONTENTS: tuple[tuple[str, str], ...] = (
     ("rollouts", "every sample: prompt, response, label, reward, status"),
     ("checkpoints", "saved states of the run"),
     ("hf", "the trained model in Hugging Face format"),
+    ("profiles", "profiles of steps: open them at https://ui.perfetto.dev"),
     ("logs", "logs of all processes"),
 )
 

@@ -29,6 +29,7 @@ from slime.run.engines import Engines
 from slime.run.placement import Placement, place
 from slime.run.preemption import Preemption
 from slime.run.processes import RolloutProcess, TrainerProcess
+from slime.run.profiles import EngineProfiles
 from slime.run.ray_session import new_meeting_file
 from slime.run.signals import uninterrupted
 from slime.run.supervise.recovery import Recovery
@@ -81,6 +82,7 @@ class Run:
         self._placement: Placement | None = None
         self._watch = watch = RunWatch(config.cluster.hang_timeout_s)
         self._engines = Engines(config, run_dir, watch, Models(plugins, config, run_dir))
+        self._profiles = EngineProfiles(config, run_dir, self._engines.keys) if config.run.profiled_steps else None
         self._preemption = preemption
         if preemption is not None:
             watch.supervise(preemption.check)
@@ -273,8 +275,10 @@ class Run:
 
     # --- steps of a loop --------------------------------------------------------------------------
 
-    def start_step(self) -> None:
-        """Start the clock of one step, which `finish_step` reports."""
+    def start_step(self, number: int) -> None:
+        """Start the clock of one step, which `finish_step` reports, and its profiles."""
+        if self._profiles is not None:
+            self._profiles.start(number, self._engines.urls)
         self._seconds.clear()
         self._synced.clear()
         self._step_started = time.monotonic()
@@ -481,6 +485,8 @@ class Run:
 
     def finish_step(self, rollout: Rollout, train_metrics: dict[str, float]) -> None:
         """Report one step: the rollout's metrics, the trainer's, and where the seconds went."""
+        if self._profiles is not None:
+            self._profiles.stop()
         saving = {} if self._saver is None else self._saver.take_seconds()
         metrics = {**rollout.metrics, **train_metrics, **self._synced, **self._seconds, **saving}
         metrics["time/step"] = time.monotonic() - self._step_started

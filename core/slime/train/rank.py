@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from slime.train.model import TrainableModel
 from slime.train.offload import Part, held_bytes
 from slime.train.output_layer import PolicyModel, policy_head
 from slime.train.predicting import LOSS_SCALE, FurtherLayers, refuse_layers
+from slime.train.profiles import RankProfiles
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
 from slime.train.settings import train_settings
 from slime.train.step import Learner, kl_in_reward
@@ -77,7 +79,8 @@ class MegatronRank:
             estimator: Turns rewards into advantages; None for supervised fine-tuning.
             spec: What the estimator declares: what it needs, and the level of its ratio.
             models: Reads model folders; default: with the model families of the installed plugins.
-            run_dir: The run's folder, through which weights may go to the engines; only `sync_weights` needs it.
+            run_dir: The run's folder, through which weights may go to the engines, and which gets profiles; None for
+                neither.
         """
         self.config, self.spec = config, spec
         self._rank = rank
@@ -96,6 +99,7 @@ class MegatronRank:
         self._settings = train_settings(config, found, layer_specs)
         self._quantised = None if found is None else quantisation_of(config.sync, found)
         self._sender = None if found is None else WeightSender(config, found, run_dir)
+        self._profiles = RankProfiles(config, run_dir, rank) if config.run.is_profiled else None
         self._device = parallel.start(
             config, self._settings.transformer, rank=rank, world_size=world_size, meeting=meeting
         )
@@ -186,10 +190,11 @@ class MegatronRank:
             PluginContractError: The estimator broke its contract.
         """
         every, gap_metrics = self.config.sync.rollout_quantization_gap_interval, dict[str, float]()
-        # Adapters are merged before weights are quantised, and the model holds both apart.
-        if self._quantised is not None and self.adapters is None and batch.rollout % every == 0:
-            gap_metrics = self._quantised.gap(self.policy, batch)  # before the weights move
-        return self.learner.train(batch) | gap_metrics
+        with nullcontext() if self._profiles is None else self._profiles.step(batch.rollout):
+            # Adapters are merged before weights are quantised, and the model holds both apart.
+            if self._quantised is not None and self.adapters is None and batch.rollout % every == 0:
+                gap_metrics = self._quantised.gap(self.policy, batch)  # before the weights move
+            return self.learner.train(batch) | gap_metrics
 
     def logged_tokens(self) -> LoggedTokens | None:
         """What the last `train` computed of the tokens that are logged, on rank 0; None if nothing is."""
