@@ -48,7 +48,7 @@ from slime.config.run_config import nvidia_devices
         ),
         (
             "--actor-num-gpus-per-node 2 --profile-ranks 1",
-            "--profile-ranks has no effect without --profile-steps or --",
+            "--profile-ranks [1] has no effect without --profile-steps or --memory-snapshot",
         ),
         ("--memory-snapshot --device cpu", "--memory-snapshot has no effect without --device cuda"),
         # batches
