@@ -9,7 +9,7 @@ import pytest
 from tests.integration.conftest import SlimeRun
 from tests.integration.prompt_path import files_of_step, install_tracer, listed
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 #: Maximum number of core files in one step, from the data source to the weights in the engine
 MOST_FILES = 46

@@ -135,7 +135,6 @@ def sign(checkpoint: Path) -> None:
     path.write_text(json.dumps({**state, "sha256": digest_of_json(state)}))
 
 
-@pytest.mark.slow
 @pytest.mark.row("L7")
 def test_a_finished_run_is_exported_again_and_a_hostile_copy_of_it_runs_nothing(
     finished: tuple[Start, SlimeRun], model: Path, data: Path
