@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from rich.progress import ProgressColumn
 
+from slime.cli.output import print_plain
 from slime.observe.samples import examples_of
 from slime.observe.step_line import COLUMNS, StepLine, number
 from slime.observe.terminal import LOG_WIDTH, Terminal, progress_bar
@@ -153,9 +154,11 @@ def test_a_response_cannot_control_the_terminal() -> None:
 
 def test_a_terminal_without_unicode_gets_replacements_instead_of_an_error() -> None:
     raw = io.BytesIO()
-    shown = Terminal(59, file=io.TextIOWrapper(raw, encoding="ascii"))
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    print_plain(stream)
+    shown = Terminal(59, file=stream)
     shown.examples(3, [Sample(prompt="π = ?", response="3", reward=1.0)])
-    assert b"question ? ? = ?" in raw.getvalue()
+    assert b"question | ? = ?" in raw.getvalue()
 
 
 def test_an_evaluation_is_compared_with_the_first() -> None:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from slime import __version__
-from slime.cli.output import is_coloured, write
+from slime.cli.output import is_coloured, print_plain, write
 from slime.errors import (
     ConfigError,
     PreemptedError,
@@ -74,6 +74,8 @@ def command(argv: Sequence[str] | None = None) -> NoReturn:
     # Python has none of a stream that was closed before the start (`slime train >&-`).
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - until the end
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        print_plain(stream)
     try:
         code = main(argv)
     except Exception:  # noqa: BLE001 - printed as Python would

@@ -5,6 +5,7 @@ A pipe or a file gets the bare text, and so does a terminal if NO_COLOR is set. 
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
 from slime.cli.text_layout import count
@@ -35,6 +37,8 @@ _LOOK: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"^notes?\b"), "yellow"),
     (re.compile(r"(?<= )ok(?= )|^ok\b"), "green"),
 )
+#: what stands for a character that an encoding lacks: a curve has as many characters as before
+_PLAIN = dict(zip("▁▂▃▄▅▆▇█━─│·…→“”‘’–—×", "_.:-=+*#=-|.~>\"\"''--x", strict=True)) | {"±": "+/-"}
 #: seconds after which a person wants to know what a command does
 _SOON_S = 2.0
 
@@ -42,6 +46,21 @@ _SOON_S = 2.0
 def is_coloured(stream: TextIO) -> bool:
     """Whether what is printed to a stream may have colours."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """What `codecs` asks for in place of characters that an encoding lacks."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_PLAIN.get(char, "?") for char in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("slime-plain", _plain)
+
+
+def print_plain(stream: TextIO) -> None:
+    """From now on, a stream gets plain substitutes for what its encoding lacks, instead of an error."""
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="slime-plain")
 
 
 def put(lines: Iterable[Line]) -> None:
@@ -129,10 +148,9 @@ def _print(lines: Iterable[Line], stream: TextIO) -> None:
         for line in lines:
             console.print(_styled(line), soft_wrap=True)
         return
-    encoding = stream.encoding or "utf-8"
     for line in lines:
-        plain = line if isinstance(line, str) else "".join(one if isinstance(one, str) else one[0] for one in line)
-        print(plain.encode(encoding, "replace").decode(encoding), file=stream)
+        parts = [line] if isinstance(line, str) else line
+        print("".join(one if isinstance(one, str) else one[0] for one in parts), file=stream)
 
 
 def _styled(line: Line) -> Text:

@@ -66,18 +66,17 @@ class _Pace(ProgressColumn):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._width = console.width
-        self._full, self._rest, self._more = "=.~" if console.options.ascii_only else "━·…"
 
     def render(self, task: Task) -> Text:
         if task.total is None:
             text = f"{duration(task.elapsed or 0.0)}  {task.fields.get('note', '')}"
         else:
             filled = round(BAR * task.completed / max(1.0, task.total))
-            text = f"{self._full * filled}{self._rest * (BAR - filled)} {task.completed:.0f}/{task.total:.0f}"
+            text = f"{'━' * filled}{'·' * (BAR - filled)} {task.completed:.0f}/{task.total:.0f}"
             if task.speed and (left := task.time_remaining) is not None:
                 text += f"  {task.speed:.3g}/s  {duration(left)} left"
         room = max(1, self._width - len(task.description) - 4)
-        return Text(text if len(text) <= room else f"{text[: room - 1]}{self._more}")
+        return Text(text if len(text) <= room else f"{text[: room - 1]}…")
 
 
 def progress_bar(console: Console) -> Progress:
@@ -226,10 +225,5 @@ class Terminal:
         logger.info("%s", text.plain, extra={ONLY_IN_LOGS: True})
         if self.quiet and not always:
             return
-        encoding = self._console.encoding
-        try:
-            text.plain.encode(encoding)
-        except UnicodeEncodeError:
-            text = Text(text.plain.encode(encoding, "replace").decode(encoding))
         # Lines of a log are never wrapped, because tools read it line by line.
         self._console.print(text, soft_wrap=not self._console.is_terminal)

@@ -260,6 +260,18 @@ def test_a_terminal_gets_colours_and_no_color_turns_them_off(tmp_path: Path) -> 
         assert "finished, 12 steps" in shown and "▁" in shown
 
 
+def test_a_terminal_that_knows_ascii_only_gets_substitutes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=12)
+    other = make_run(tmp_path / "other", steps=12, reward=lambda step, *_: float(step % 2))
+    for encoding, colours in (("ascii", "xterm"), ("ascii", "dumb"), ("ascii:strict", "xterm")):
+        settings = {"PYTHONIOENCODING": encoding, "TERM": colours}
+        shown = in_terminal(["show", str(folder)], columns=80, **settings)
+        compared = in_terminal(["compare", str(folder), str(other)], columns=80, **settings)
+        assert shown.isascii() and compared.isascii() and "?" not in shown + compared
+        reward = next(line for line in shown.splitlines() if line.startswith("  reward  "))
+        assert re.search(r"[_.:=+*#-]{8,}#", reward) and "+/-" in compared
+
+
 def in_terminal(words: list[str], columns: int, **more: str) -> str:
     """What `slime` prints to a terminal."""
     reader, writer = pty.openpty()
