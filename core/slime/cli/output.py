@@ -38,7 +38,7 @@ _LOOK: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<= )ok(?= )|^ok\b"), "green"),
 )
 #: what stands for a character that an encoding lacks: a curve has as many characters as before
-_PLAIN = dict(zip("▁▂▃▄▅▆▇█━─│·…→“”‘’–—×", "_.:-=+*#=-|.~>\"\"''--x", strict=True)) | {"±": "+/-"}
+_PLAIN = {"±": "+/-"} | dict(zip("▁▂▃▄▅▆▇█━─│·…→“”‘’–—×", "_.:-=+*#=-|.~>\"\"''--x", strict=True))  # noqa: RUF001
 #: seconds after which a person wants to know what a command does
 _SOON_S = 2.0
 

@@ -93,5 +93,5 @@ def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 plugin`, `2 plugins`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """`1 plugin`, `2 plugins`; `2 MiB`."""
+    return f"{number} {noun}" if number == 1 or noun[-1].isupper() else f"{number} {noun}s"

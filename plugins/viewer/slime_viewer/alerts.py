@@ -130,7 +130,7 @@ def _stalled(metrics: Metrics, counts: Counts, found: list[Alert]) -> Iterator[A
         yield Alert(
             f"reward stays at {after:.3g}, where the best answers have {counts.best:g}: {before:.3g} from step"
             f" {reward.steps[half]} on, {after:.3g} in the last {reward.window} steps",
-            "The alerts below may say why; else look at what the answers with a low reward have in common.",
+            "Look at what the answers with a low reward have in common.",
             name,
             f"kind:train reward<{counts.best:g} step>={reward.since}",
             reward.steps[half],
@@ -171,8 +171,8 @@ def _reward(metrics: Metrics) -> Iterator[Alert]:
         all_of = "every sample of every step has" if spread else "the samples of every step have, in the mean,"
         yield Alert(
             f"{all_of} the reward {reward.values[0]:g} ({len(reward.values)} steps)",
-            "The reward does not tell good answers from bad ones: read some with their labels, and test the reward on"
-            " an answer that is right.",
+            "Either all answers are equally good, or the reward does not tell: read some with their labels, and try it"
+            " on a right and on a wrong answer (slime score).",
             name,
             "kind:train",
             reward.steps[0],
@@ -189,7 +189,7 @@ def _reward(metrics: Metrics) -> Iterator[Alert]:
         yield Alert(
             f"reward has not risen: {reward.first:.3g} in the first {reward.window} steps,"
             f" {reward.last:.3g} in the last",
-            "Look at the alerts below, at the answers with the lowest reward, and at the learning rate.",
+            "Look at the answers with the lowest reward, and at the learning rate.",
             name,
             f"kind:train step>={reward.since}",
             reward.since,

@@ -79,10 +79,9 @@ def _metrics(ends: Sequence[Ends]) -> Iterator[Line]:
     same = [one for one in ends if one.first == one.second and (not one.margin or one.name.startswith("eval/"))]
     alike = [one for one in ends if one not in same and one.margin is not None and not one.clear]
     unknown = [one for one in ends if one not in same and one.margin is None]
-    steps = sorted({one.step for one in ends})
-    until = f"up to step {steps[-1]}" if len(steps) == 1 else f"up to steps {steps[0]} to {steps[-1]}"
+    yield from hanging("", _steps(ends))
     for title, style, rows in (
-        (f"differ by more than their 95 % interval ({until})", "bold yellow", [one for one in ends if one.clear]),
+        ("differ by more than their 95 % interval", "bold yellow", [one for one in ends if one.clear]),
         ("within their 95 % interval", "bold", alike),
         ("differ, interval unknown", "bold", unknown),
     ):
@@ -98,6 +97,24 @@ def _metrics(ends: Sequence[Ends]) -> Iterator[Line]:
             else ", ".join(_title(one.name, unit=False) for one in same)
         )
         yield from hanging("the same: ", told)
+
+
+def _steps(ends: Sequence[Ends]) -> str:
+    """What is compared: "means of steps 14 to 23, the last that both have; evaluations at step 16"."""
+    held = sorted({one.step for one in ends if one.name.startswith("eval/")})
+    means = sorted({(one.since, one.step) for one in ends if not one.name.startswith("eval/")})
+    parts = []
+    if means:
+        since, until = means[0][0], max(step for _, step in means)
+        each = f" of each metric, up to {WINDOW}" if len(means) > 1 else ""
+        parts.append(f"means of {_range(since, until)}, the last{each} that both have")
+    if held:
+        parts.append(f"evaluations at {_range(held[0], held[-1])}")
+    return "; ".join(parts)
+
+
+def _range(first: int, last: int) -> str:
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _rows(ends: Sequence[Ends]) -> Iterator[Line]:

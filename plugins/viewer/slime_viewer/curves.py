@@ -12,10 +12,10 @@ from slime_viewer.alerts import WINDOW
 from slime_viewer.words import MetricWords
 
 _BARS = "▁▂▃▄▅▆▇█"
-#: with fewer values, noise is not told from a trend
-_ENOUGH = 8
-#: the median of the absolute second differences of normal noise of deviation 1: 0.6745 * sqrt(1 + 4 + 1)
-_SECOND_DIFFERENCE = 1.652
+#: with fewer values, three at the beginning and at the end, noise is not told from a trend
+_ENOUGH = 9
+#: of normal noise of deviation 1, the deviation of second differences, and the median of their absolute values
+_SECOND_DIFFERENCE, _MEDIAN = math.sqrt(1 + 4 + 1), 0.6745 * math.sqrt(1 + 4 + 1)
 #: the height of a curve is at least so many deviations of what it shows: pure noise then takes a third of it
 _HEIGHT = 12.0
 #: and at least this share of the values themselves; of shares of 1, this much
@@ -30,7 +30,8 @@ class Change:
 
     first: float
     last: float
-    clear: bool
+    #: None: there are too few values to know
+    clear: bool | None
     constant: bool
 
     @classmethod
@@ -39,8 +40,13 @@ class Change:
         window = max(1, min(WINDOW, len(values) // 3))
         first, last = fmean(values[:window]), fmean(values[-window:])
         constant = min(values) == max(values)
-        clear = not constant and abs(last - first) > _CLEAR * noise(values) * math.sqrt(2 / window)
-        return cls(first, last, clear, constant)
+        if constant or len(values) < _ENOUGH:
+            return cls(first, last, False if constant else None, constant)
+        # Noise as the two windows have it counts too: of a metric that is mostly constant the rest has none, and one
+        # step that stands out of a window is no change of the run.
+        ends = [*_bends(values[:window]), *_bends(values[-window:])]
+        spread = max(noise(values), math.sqrt(fmean(bend * bend for bend in ends)) / _SECOND_DIFFERENCE)
+        return cls(first, last, abs(last - first) > _CLEAR * spread * math.sqrt(2 / window), constant)
 
     def text(self, words: MetricWords) -> str:
         """`0.16 -> 0.66`, `about 0.5`, `0 throughout`, in the unit of the metric."""
@@ -48,7 +54,7 @@ class Change:
         unit = f" {words.unit}" if words.unit else ""
         if self.constant:
             return f"{last}{unit} throughout"
-        return f"{first} -> {last}{unit}" if self.clear and first != last else f"about {last}{unit}"
+        return f"about {last}{unit}" if self.clear is False or first == last else f"{first} -> {last}{unit}"
 
 
 def noise(values: Sequence[float]) -> float:
@@ -59,8 +65,12 @@ def noise(values: Sequence[float]) -> float:
     """
     if len(values) < _ENOUGH:
         return 0.0
-    seconds = [abs(values[n] - 2 * values[n + 1] + values[n + 2]) for n in range(len(values) - 2)]
-    return median(seconds) / _SECOND_DIFFERENCE
+    return median(map(abs, _bends(values))) / _MEDIAN
+
+
+def _bends(values: Sequence[float]) -> list[float]:
+    """Second differences: 0 where values lie on a line."""
+    return [values[n] - 2 * values[n + 1] + values[n + 2] for n in range(len(values) - 2)]
 
 
 def sparkline(values: Sequence[float], width: int, *, share: bool = False) -> str:

@@ -38,7 +38,8 @@ class Ends:
     """One metric of two runs."""
 
     name: str
-    #: the last step that both have, and the means of the steps up to it
+    #: the means are of the steps from `since` to `step` that both have
+    since: int
     step: int
     first: float
     second: float
@@ -105,7 +106,7 @@ def metric_ends(first: Metrics, second: Metrics, window: int = WINDOW) -> list[E
             of_steps = None if held_out else _margin([other[step] - one[step] for step in shared])
             margin = of_steps if None in halves else math.hypot(*(half or 0.0 for half in halves))
             first_mean, second_mean = (fmean(values[step] for step in shared) for values in (one, other))
-            ends.append(Ends(name, shared[-1], first_mean, second_mean, margin))
+            ends.append(Ends(name, shared[0], shared[-1], first_mean, second_mean, margin))
     return sorted(ends, key=lambda one: not one.clear)
 
 

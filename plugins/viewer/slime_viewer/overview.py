@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from slime.cli.output import Line
-from slime.cli.text_layout import UNLIMITED, count, hanging, terminal_width
+from slime.cli.text_layout import UNLIMITED, hanging, terminal_width
 from slime_viewer import queries
 from slime_viewer.alerts import Counts, alerts
 from slime_viewer.curves import Change, number, sparkline
@@ -31,6 +31,8 @@ _THEMES = ("learning", "answers", "speed")
 _STYLES = {HEALTHY: "bold green", LOOK: "bold yellow", UNFINISHED: "bold red"}
 #: characters of a curve at most and at least, of a longer name, which gets a line of its own, and of a pipe's lines
 _CURVE, _SHORTEST, _NAME, _PIPE = 60, 8, 34, 100
+#: warnings and errors of the log that are shown
+_EVENTS = 3
 #: bytes of samples that are read
 _READ_BYTES = 32 * 2**20
 
@@ -122,7 +124,7 @@ def _row(metrics: Metrics, name: str) -> _Row:
     if not values:
         return _Row(called.title, "no finite value", values, True)
     change = Change.of(values)
-    return _Row(called.title, change.text(called), values, change.clear, called.unit == "%")
+    return _Row(called.title, change.text(called), values, bool(change.clear), called.unit == "%")
 
 
 def _held_out(metrics: Metrics, name: str) -> _Row:
@@ -130,9 +132,9 @@ def _held_out(metrics: Metrics, name: str) -> _Row:
     if not values:
         return _Row(f"held out: {name}", "no finite value", values, True)
     ends = [metrics.rows[steps[-1]].get(f"eval/{name}/{end}") for end in ("low", "high")]
-    within = "" if None in ends else f"{number(ends[0])} to {number(ends[1])} "
+    within = "" if None in ends else f"95 %: {number(ends[0])} to {number(ends[1])}, "
     first = f"{number(values[0])} -> " if len(values) > 1 else ""
-    return _Row(f"held out: {name}", f"{first}{number(values[-1])}", values, True, note=f"{within}after {steps[-1]}")
+    return _Row(f"held out: {name}", f"{first}{number(values[-1])}", values, True, note=f"{within}step {steps[-1]}")
 
 
 def _table(blocks: dict[str, list[_Row]]) -> Iterator[Line]:
@@ -175,8 +177,9 @@ def _origin(folder: RunFolder) -> Iterator[Line]:
         yield f"  {slot:<12}{part.get('id')}  ({part.get('distribution')} {part.get('version')})"
     if events := folder.events():
         yield ""
-        yield [(f"log: {count(len(events), 'warning or error')}, the last ones", "bold")]
-        for event in events[-3:]:
+        of = f", the last {_EVENTS} of {len(events)}" if len(events) > _EVENTS else ""
+        yield [(f"log: warnings and errors{of}", "bold")]
+        for event in events[-_EVENTS:]:
             yield from hanging(f"  {event.time} {event.level}: ", event.text)
     for problem in folder.problems():
         yield from ([(line, "yellow")] for line in hanging("left out: ", problem))

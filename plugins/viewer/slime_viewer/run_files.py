@@ -158,7 +158,8 @@ class RunFolder:
             DataError: It is missing or no run folder.
         """
         if not path.is_dir():
-            raise DataError(f"{path} is {'not a folder' if path.exists() else 'missing'}; expected a run folder")
+            found = "is not a folder" if path.exists() else "does not exist"
+            raise DataError(f"{str(path)!r} {found}; expected a run folder, such as outputs/NAME")
         try:
             names = {child.name for child in path.iterdir()}
         except OSError as error:

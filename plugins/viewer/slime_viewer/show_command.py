@@ -107,7 +107,7 @@ def _metric(folder: RunFolder, asked: str) -> Iterator[Line]:
     yield [(name, "bold"), f"  {change.text(called)}"]
     yield [(sparkline(values, min(terminal_width() - 2, 100), share=called.unit == "%"), "cyan")]
     for step, value in zip(steps, values, strict=True):
-        yield f"{step:>8}  {value:.4g}"
+        yield f"{step:>8}  {value * called.factor:.4g}"
 
 
 def _metric_called(folder: RunFolder, asked: str) -> str:

@@ -59,7 +59,8 @@ def verdict(folder: RunFolder, gone: RunProgress, alerts: Sequence[Alert]) -> Ve
         title = f"Did not finish: {gone.steps}"
         return Verdict(UNFINISHED, title, reasons, found, gone.resume, gone.resume_note)
     if found:
-        return Verdict(LOOK, f"Worth a look: {len(found)}", tuple(doubts), found)
+        rest = ["Nothing else can be judged.", *doubts] if doubts else []
+        return Verdict(LOOK, f"Worth a look: {len(found)}", tuple(rest), found)
     if doubts:
         return Verdict(UNKNOWN, f"Cannot judge{' yet' if gone.state in _GOES_ON else ''}", tuple(doubts), ())
     return Verdict(HEALTHY, f"Healthy{' so far' if gone.state in _GOES_ON else ''}", (_passed(folder.metrics),), ())

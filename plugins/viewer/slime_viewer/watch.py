@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,9 @@ class RewardWatch:
         if self._rollouts < self._tell_at:
             return None
         self._tell_at *= 2
+        show = shlex.join(["slime", "show", str(self.run_dir), "--step", str(step), "--worst", "3"])
         return (
             f"every sample of the last {self._rollouts} rollouts has the reward {reward:g}: they are no better or worse"
-            " than each other, so nothing is learned from them. Read some with their labels, and try the reward on an"
-            f" answer that is right (slime score): slime show {self.run_dir} --step {step} --worst 3"
+            " than each other, so nothing is learned from them. Either all are equally good, or the reward does not"
+            f" tell: read some with their labels, and try it on a right and on a wrong answer (slime score): {show}"
         )

@@ -18,10 +18,10 @@ from slime_viewer.run_files import Metrics, RunFolder, SampleFile
 
 
 def test_a_folder_that_is_no_run_is_refused_with_what_was_expected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing is missing; expected a run folder"):
+    with pytest.raises(DataError, match="nothing' does not exist; expected a run folder"):
         RunFolder(tmp_path / "nothing")
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file is not a folder"):
+    with pytest.raises(DataError, match="file' is not a folder"):
         RunFolder(tmp_path / "file")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"no run folder: it has no config.toml, metrics.jsonl or rollouts/"):

@@ -272,7 +272,7 @@ def test_a_run_on_a_read_only_disk_is_shown(tmp_path: Path, cache: Path) -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["missing"], "missing is missing; expected a run folder"),
+        (["missing"], "'missing' does not exist; expected a run folder"),
         (["--port", "99999", "x"], "--port 99999 is no port"),
         (["--prot", "1", "x"], "unknown option '--prot'. Did you mean --port?"),
     ],

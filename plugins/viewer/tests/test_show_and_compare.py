@@ -135,7 +135,7 @@ def test_wrong_words_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
     assert told in slime(capsys, "show", make_run(tmp_path / "run"), *words, code=2)
-    assert "is missing; expected a run folder" in slime(capsys, "show", tmp_path / "nothing", code=2)
+    assert "nothing' does not exist; expected a run folder" in slime(capsys, "show", tmp_path / "nothing", code=2)
 
 
 def test_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,13 +155,14 @@ def test_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     mean = sum(right) / len(right)
     assert rows["reward"][:3] == [f"{mean:.4g}", "0", f"{-mean:+.3g}"]
     lines = out.splitlines()
-    clear, same = lines.index(next(line for line in lines if "differ by more" in line)), out.index("the same: ")
-    assert "(up to step 11)" in lines[clear] and out.index("  reward ") < same < out.index("configuration")
+    same = out.index("the same: ")
+    assert lines[2] == "means of steps 2 to 11, the last that both have"
+    assert out.index("differ by more") < out.index("  reward ") < same < out.index("configuration")
     assert "KL to the reference" in out[same : out.index("configuration")]
     assert "identical" not in out
     same_run = slime(capsys, "compare", first_run, first_run)
     assert same_run.splitlines()[2] == "identical: every reward, loss and evaluation is the same up to step 11"
-    assert "the same: all " in same_run
+    assert "means of steps 2 to 11" in same_run and "the same: all " in same_run
     assert "configuration: the same" in same_run and "plugins: the same" in same_run
 
 
@@ -250,6 +251,31 @@ def test_noise_fills_a_third_of_a_curve_and_a_trend_all_of_it() -> None:
     assert (drawn[0], drawn[-1]) == ("▁", "█") and Change.of(rising).clear
     # A line without noise, and one jump in it, are no noise.
     assert noise([float(step) for step in range(100)]) == 0 == noise([0.0] * 50 + [9.0] * 50)
+
+
+def test_one_step_that_stands_out_is_no_change_and_of_few_steps_nothing_is_known() -> None:
+    def told(values: list[float]) -> str:
+        return Change.of(values).text(words("rollout/failed"))
+
+    for steps in (9, 30, 300):
+        for place in range(steps):
+            spike = [0.0] * steps
+            spike[place] = 1.0
+            assert Change.of(spike).clear is False, (steps, place)
+    assert told([0.0] * 29 + [1.0]) == "about 0.1"
+    # A jump, a trend, and a rise that ends soon are changes.
+    assert told([0.0] * 10 + [1.0] * 10) == "0 -> 1"
+    assert told([float(step) for step in range(12)]) == "1.5 -> 9.5"
+    assert told([0.5, 0.8, 0.9] + [1.0] * 21) == "0.9 -> 1"
+    # Of fewer than nine steps the means are told, and not that they differ by more than noise.
+    few = Change.of([0.1, 0.4, 0.2, 0.5])
+    assert few.clear is None and few.text(words("train/loss")) == "0.1 -> 0.5"
+
+
+def test_one_metric_has_one_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "run", steps=9, metrics=lambda _: {"rollout/truncated_ratio": 0.25})
+    out = slime(capsys, "show", folder, "--metric", "rollout/truncated_ratio").splitlines()
+    assert out[0] == "rollout/truncated_ratio  25 % throughout" and out[2].split() == ["0", "25"]
 
 
 def test_a_terminal_gets_colours_and_no_color_turns_them_off(tmp_path: Path) -> None:

@@ -112,6 +112,13 @@ def test_twenty_five_rollouts_of_reward_zero_are_worth_a_look(tmp_path: Path) ->
     assert found.alerts[0].text == "every sample of every step has the reward 0 (25 steps)"
 
 
+def test_what_is_worth_a_look_in_a_run_of_few_steps_is_told_with_what_is_not_known(tmp_path: Path) -> None:
+    _, found = judged(make_run(tmp_path / "run", 3, metrics=lambda step: {"train/loss": math.nan if step else 1.0}))
+    assert (found.state, found.alerts[0].text) == ("look", "train/loss had no finite value, first in step 1")
+    few = "Too few steps: 3 steps with a reward; 6 are needed."
+    assert found.reasons == ("Nothing else can be judged.", few)
+
+
 @pytest.mark.parametrize(
     ("steps", "reason"),
     [

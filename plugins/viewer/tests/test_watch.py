@@ -14,7 +14,7 @@ from slime_viewer.watch import RewardWatch
 
 def told_at(rewards: list[tuple[float, float]]) -> dict[int, str]:
     """Step -> what was told; of each step the mean reward and its standard deviation."""
-    watch = RewardWatch(Path("outputs/mine"))
+    watch = RewardWatch(Path("outputs/it is mine"))
     steps = (
         (step, watch.step(step, {"rollout/reward_mean": mean, "rollout/reward_std": spread}))
         for step, (mean, spread) in enumerate(rewards)
@@ -26,7 +26,7 @@ def test_reward_zero_is_told_after_ten_rollouts_and_at_each_doubling() -> None:
     told = told_at([(0.0, 0.0)] * 45)
     assert list(told) == [9, 19, 39]
     assert told[19].startswith("every sample of the last 20 rollouts has the reward 0")
-    assert told[19].endswith("slime show outputs/mine --step 19 --worst 3")
+    assert told[19].endswith("slime show 'outputs/it is mine' --step 19 --worst 3")
 
 
 def test_any_other_reward_begins_the_count_anew() -> None:
