@@ -8,10 +8,11 @@ from typing import Any
 
 from slime.compat.signatures import ByName, args_of
 from slime.errors import CheckpointError, PluginContractError
+from slime.kit.context_length import longest_training_prompt
 from slime.kit.readers.data_source import RolloutDataSource, RolloutDataSourceWithBuffer
 from slime.kit.readers.feed.feed import FeedOptions, PromptDataset
 from slime.kit.readers.rows import PromptRow
-from slime.kit.readers.tokenize import PromptFormat, longest_training_prompt, prompt_ids
+from slime.kit.readers.tokenize import PromptFormat, prompt_ids
 from slime.plugin import Context, Group, NoOptions, Sample
 from slime.registry.function_path import LocalFunction
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slime.kit.readers.tokenize import context_tokens
+from slime.kit.context_length import context_tokens
 from slime.kit.sessions import Session, SessionLimits, parser_factory
 from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
 from slime_endpoint import SessionServer

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime.config import RunConfig
-from slime.kit.readers.tokenize import context_tokens
+from slime.kit.context_length import context_tokens
 from slime.plugin.architecture import Architecture
 from slime_planner.pipeline_stages import virtual_stages
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.errors import CheckpointError, DataError
+from slime.kit.context_length import longest_training_prompt
 from slime.kit.readers.feed.feed_workers import Answer, FeedWorkers, InProcess
 from slime.kit.readers.feed.order import BlockOrder, Order, RowOrder
 from slime.kit.readers.feed.work import LoadedRow, Work
@@ -21,7 +22,7 @@ from slime.kit.readers.prompt_file import LOGGED, PromptFile, bad_row_error
 from slime.kit.readers.prompt_source import parse_sources
 from slime.kit.readers.reader import BadRow, Reader
 from slime.kit.readers.rows import Columns, PromptRow
-from slime.kit.readers.tokenize import PLAIN, PromptFormat, longest_training_prompt
+from slime.kit.readers.tokenize import PLAIN, PromptFormat
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
