@@ -47,13 +47,14 @@ KIT: dict[str, frozenset[str]] = {
     "kit.models": _BASE,
     "kit.chat": _BASE | {"registry", "platform", "kit.readers"},
     "kit.sessions": _BASE | {"kit.chat"},
-    "kit.readers": _BASE | {"kit.processes"},
+    "kit.context_length": _BASE,
+    "kit.readers": _BASE | {"kit.processes", "kit.context_length"},
     "data": frozenset({"types", "kit.readers"}),
     "testing": _CONFIGURED | {"kit.chat", "weights", "train", "rollout", "engine"},
 }
 EDGE: dict[str, frozenset[str]] = {
     "utils": frozenset({"types"}),
-    "compat": _CONFIGURED | {"kit.chat", "kit.sessions", "kit.readers"},
+    "compat": _CONFIGURED | {"kit.chat", "kit.sessions", "kit.readers", "kit.context_length"},
     "cli": frozenset(KERNEL) | frozenset(KIT) | {"compat"},
 }
 ALLOWED = KERNEL | KIT | EDGE
@@ -66,6 +67,7 @@ PUBLIC = frozenset(
         "platform",
         "shops",
         "data",
+        "kit.context_length",
         "kit.sandbox",
         "kit.chat",
         "kit.sessions",
