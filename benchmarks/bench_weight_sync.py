@@ -100,7 +100,7 @@ def measure_stages(folder: Path, syncs: int, threads: int) -> None:
     model = read_architecture(folder)
 
     def rank(index: int) -> tuple[int, list[float]]:
-        models = build(folder, pp=2)
+        models, turns = build(folder, pp=2), Turns.of_pipeline()
         options = SyncOptions.model_validate({"update_weight_transport": "distributed"})
         one, several = (
             create_transport(
@@ -110,16 +110,19 @@ def measure_stages(folder: Path, syncs: int, threads: int) -> None:
                 hf_folder=folder,
                 scratch=folder,
                 on_gpu=False,
-                turns=turns,
+                turns=of_transport,
             )
-            for turns in (None, Turns.of_pipeline())
+            for of_transport in (None, turns)
         )
 
         def sync(by_stage: bool) -> None:
             torch.distributed.barrier()
             named = named_hf_tensors(models, model, by_stage=by_stage)
-            if index == 0 or by_stage:
-                (several if by_stage else one).send(named, version="1")
+            if by_stage:
+                with turns.sync():
+                    several.send(named, version="1")
+            elif index == 0:
+                one.send(named, version="1")
             else:
                 drain(named)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
 from tests.weights.test_live_engine import _assert_serves, _engine_log_probs, _transport
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -54,7 +56,7 @@ def sender(engine: EngineServer, folder: Path, scratch: Path, **options: Any) ->
 def sync(transport: DistributedTransport, named: NamedTensors, version: str) -> str | None:
     """One sync; the first sender's error."""
     try:
-        with drained(named):
+        with drained(named), transport.turns.sync():  # type: ignore[union-attr]  # see `sender`
             transport.send(named, version=version)
     except WeightSyncError as error:
         return str(error)
@@ -88,7 +90,8 @@ def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
             if several is None:
                 drain(gathered(models, start))
             else:
-                metrics = several.send(gathered(models, start), version=f"stages-{seed}")
+                with several.turns.sync():  # type: ignore[union-attr]  # see `sender`
+                    metrics = several.send(gathered(models, start), version=f"stages-{seed}")
             dist.barrier()
             if index == 0:
                 found.append(_engine_log_probs(engine))
@@ -113,6 +116,7 @@ def test_an_engine_and_a_sender_that_fail_are_named_and_the_repeat_works(
     engine, start, trained = start_engine(1), model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
     port = ReservedPort()
     dead = EngineControl(f"http://127.0.0.1:{port.number}")
+    patch, clock = pytest.MonkeyPatch(), time.monotonic
 
     def broken(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
         for number, one in enumerate(named):
@@ -122,35 +126,34 @@ def test_an_engine_and_a_sender_that_fail_are_named_and_the_repeat_works(
 
     def slow(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
         for number, one in enumerate(named):
-            if number == 5:
-                time.sleep(6)
+            if number == 5:  # as if it had slept
+                patch.setattr(time, "monotonic", lambda: clock() + 1000)
             yield one
 
     def rank(index: int) -> Any:
         models = build(start, pp=2, padded_vocab=192)
         load_hf(models, trained, read_architecture(start))
-        transport = sender(engine, start, tmp_path, repeated=True, weight_sync_timeout_s=20)
+        transport = sender(engine, start, tmp_path, repeated=True, weight_sync_timeout_s=60)
         transport.engines = [engine.control, dead]
         told: list[Any] = []
-        began = time.monotonic()
+        began = time.time()
         told.append(sync(transport, gathered(models, start), "dead engine"))
-        assert time.monotonic() - began < 15  # both: nobody waits for the end of what has failed
+        assert time.time() - began < 50  # both: nobody waits for the end of what has failed
+        dist.barrier()
         transport.connect([engine.control])
         told.append(sync(transport, gathered(models, start), "whole"))
         for named in (broken, slow):
-            transport.timeout_s = 3 if named is slow else 20
             dist.barrier()
             weights = gathered(models, start)
             try:
                 told.append(sync(transport, named(weights) if index else weights, "partial"))
             except RuntimeError as error:
                 told.append(repr(error))
+            patch.undo()
             drain(weights)
-        transport.timeout_s = 20
         dist.barrier()
         told.append(sync(transport, gathered(models, start), "again"))
         transport.close()
-        assert time.monotonic() - began < 60
         return told
 
     first, second = run_ranks(rank, 2)
@@ -159,7 +162,8 @@ def test_an_engine_and_a_sender_that_fail_are_named_and_the_repeat_works(
     assert first[1] is None and first[4] is None
     assert "sync: the sender of pipeline stage 1 failed: RuntimeError: no memory left" in first[2]
     # It woke up after the end of the sync, and did not send what was old by then.
-    assert "the sender of pipeline stage 1 failed: no time was left for receiving weights" in first[3]
+    late = "no time was left for receiving weights|the broadcast did not finish in time"
+    assert re.search(f"the sender of pipeline stage 1 failed: ({late})", first[3])
     assert second == [None, None, "RuntimeError('no memory left')", None, None]
     _assert_serves(engine, trained, "again")
 
@@ -170,24 +174,30 @@ def test_a_sender_that_dies_in_the_middle_is_named_and_the_engine_can_be_sent_to
 ) -> None:
     engine, start, trained = start_engine(1), model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
 
+    dying, clock = tmp_path / "dying", time.monotonic
+
     def dies(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
         for number, one in enumerate(named):
             if number == 12:
+                dying.touch()
                 os._exit(9)
             yield one
 
     def rank(index: int) -> None:
         models = build(start, pp=2, padded_vocab=192)
         load_hf(models, trained, read_architecture(start))
-        transport = sender(engine, start, tmp_path, update_weight_buffer_size=20_000, weight_sync_timeout_s=4)
-        named, began = gathered(models, start), time.monotonic()
-        error = sync(transport, dies(named) if index else named, "partial")
-        (tmp_path / "error").write_text(f"{time.monotonic() - began < 20} {error}")
+        transport = sender(engine, start, tmp_path, update_weight_buffer_size=20_000, weight_sync_timeout_s=600)
+        named = gathered(models, start)
+        with pytest.MonkeyPatch.context() as patch:
+            if index == 0:  # the deadline passes when the other has died
+                patch.setattr(time, "monotonic", lambda: clock() + 1000 * dying.exists())
+            error = sync(transport, dies(named) if index else named, "partial")
+        (tmp_path / "error").write_text(str(error))
 
     with pytest.raises((AssertionError, EOFError)):  # the other rank misses it
         run_ranks(rank, 2)
-    in_time, _, error = (tmp_path / "error").read_text().partition(" ")
-    assert in_time == "True" and "the sender of pipeline stage 1 did not send its part in time" in error
+    error = (tmp_path / "error").read_text()
+    assert "the sender of pipeline stage 1 did not send its part in time" in error
     transport = _transport(engine, "distributed", start, tmp_path)
     transport.send(iter(load_file(trained / "model.safetensors").items()), version="new")
     _assert_serves(engine, trained, "new")
@@ -209,7 +219,9 @@ def test_an_engine_that_dies_in_the_middle_is_named_and_the_others_get_the_repea
     def rank(index: int) -> Any:
         models = build(start, pp=2, padded_vocab=192)
         load_hf(models, trained, read_architecture(start))
-        transport = sender(engine, start, tmp_path, update_weight_buffer_size=20_000, repeated=True)
+        transport = sender(
+            engine, start, tmp_path, update_weight_buffer_size=20_000, repeated=True, weight_sync_timeout_s=120
+        )
         transport.engines = [engine.control, doomed.control]
 
         def kills(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
@@ -221,13 +233,11 @@ def test_an_engine_that_dies_in_the_middle_is_named_and_the_others_get_the_repea
         named = gathered(models, start)
         urls: list[str] = []
         began = time.monotonic()
-        if index:
-            assert transport.send(kills(named), version="partial") == {}
-        else:
-            with pytest.raises(WeightSyncError) as caught:
-                transport.send(named, version="partial")
+        with nullcontext() if index else pytest.raises(WeightSyncError) as caught, transport.turns.sync():  # type: ignore[union-attr]  # see `sender`
+            transport.send(kills(named) if index else named, version="partial")
+        if caught is not None:
             urls = caught.value.urls
-        assert time.monotonic() - began < 25
+        assert time.monotonic() - began < 100
         dist.barrier()
         transport.connect([engine.control])
         assert sync(transport, gathered(models, start), "again") is None
@@ -331,7 +341,7 @@ def test_each_sender_begins_when_the_one_before_has_ended_and_none_goes_on_witho
             order.append(own.stage)
             time.sleep(0.05)
             order.append(own.stage)
-            own.done(sent=own.stage, seconds=1.0, deadline=deadline, report=[own.stage])
+            own.done(sent=own.stage, seconds=1.0, report=[own.stage])
         return deadline
 
     for _ in range(2):
@@ -341,46 +351,91 @@ def test_each_sender_begins_when_the_one_before_has_ended_and_none_goes_on_witho
             began = time.monotonic()
             with turns[0].sync():
                 order.extend([0, 0])
-                turns[0].done(sent=0, seconds=1.0, deadline=began + 20)
-                notes = turns[0].others(soon())
+                reports = turns[0].others(began + 60)
             assert order == [0, 0, 1, 1, 2, 2]
-            assert {stage: (note["sent"], note["report"]) for stage, note in notes.items()} == {
-                1: (1, [1]),
-                2: (2, [2]),
-            }
+            assert {stage: (one["sent"], one["report"]) for stage, one in reports.items()} == {1: (1, [1]), 2: (2, [2])}
             # A sender that started its call later must not send when the first has given up.
-            assert all(began + 19 < one.result() < began + 20.5 for one in late)
+            assert all(one.result() < began + 61 for one in late)
 
 
-def test_all_senders_hear_of_the_first_failure_and_the_next_sync_is_another() -> None:
+def test_a_sender_that_is_late_does_not_think_that_the_first_has_waited_for_it() -> None:
+    first, second = of_stages(2)
+    with ThreadPoolExecutor() as pool, first.sync():
+        deadline = time.monotonic() + 60
+        others = pool.submit(first.others, deadline)
+        time.sleep(3)  # it gathers its first tensors
+        with second.sync():
+            assert second.wait(time.monotonic() + 900) < deadline + 1
+            second.done(sent=1, seconds=1.0)
+        assert others.result()[1]["sent"] == 1
+
+
+def test_what_fails_before_a_sender_could_send_is_told_and_the_next_sync_is_another() -> None:
+    first, second = of_stages(2)
+    for count in range(2):
+        with pytest.raises(WeightSyncError, match=f"stage 1 failed: OSError: no network {count}"), first.sync():
+            with pytest.raises(OSError, match="no network"), second.sync():
+                raise OSError(f"no network {count}")
+            first.others(soon())
+    with ThreadPoolExecutor() as pool, first.sync(), second.sync():
+        others = pool.submit(first.others, soon())
+        second.wait(soon())
+        second.done(sent=7, seconds=1.0)
+        assert others.result()[1]["sent"] == 7
+
+
+def test_what_fails_at_the_first_while_others_send_is_told_to_those_that_wait(caplog: pytest.LogCaptureFixture) -> None:
+    turns = of_stages(3)
+    with pytest.raises(WeightSyncError, match="stage 1 failed: MemoryError: no memory left"), turns[0].sync():
+        with pytest.raises(MemoryError), turns[1].sync():
+            raise MemoryError("no memory left")
+        turns[0].others(soon())
+    with turns[2].sync():
+        turns[2].wait(soon())
+        pytest.fail("it may not send")
+    assert "stage 0 failed: the sender of pipeline stage 1 failed: MemoryError: no memory left" in caplog.text
+
+
+def test_all_senders_hear_of_the_first_failure(caplog: pytest.LogCaptureFixture) -> None:
     turns = of_stages(3)
     refusal = WeightSyncError("Weight sync: pausing failed at engine http://a", ["http://a"])
     with pytest.raises(WeightSyncError), turns[0].sync():
         raise refusal
     for own in turns[1:]:
+        caplog.clear()
         with (
-            pytest.raises(WeightSyncError, match="stage 0 failed: pausing failed at engine http://a") as caught,
             own.sync(),
+            pytest.raises(WeightSyncError, match="stage 0 failed: pausing failed at engine http://a") as caught,
         ):
             own.wait(soon())
         assert caught.value.urls == ["http://a"]
-    for own in turns[:2]:
-        with own.sync():
-            own.done(sent=1, seconds=1.0, deadline=own.wait(soon()))
-    with pytest.raises(MemoryError), turns[2].sync():
-        turns[2].wait(soon())
-        raise MemoryError("no memory left")
-    with pytest.raises(WeightSyncError, match="stage 2 failed: MemoryError: no memory left") as caught:
-        turns[0].others(soon())
-    assert caught.value.urls == []
 
 
 def test_a_sender_that_says_nothing_is_named_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "_LAST_WORDS_S", 0.0)
-    for stage in range(2):
-        own = of_stages(2)[stage]
-        with pytest.raises(WeightSyncError, match=f"stage {1 - stage} did not send its part in time"), own.sync():
-            (own.wait if stage else own.others)(time.monotonic() + 0.05)
+    monkeypatch.setattr(stages, "LAST_WORDS_S", 0.0)
+    first, second = of_stages(2)
+    with pytest.raises(WeightSyncError, match="stage 1 did not send its part in time"), first.sync():
+        first.others(time.monotonic() + 0.05)
+    first, second = of_stages(2)
+    with second.sync(), pytest.raises(WeightSyncError, match="stage 0 did not let stage 1 send in time"):
+        second.wait(time.monotonic() + 0.05)
+
+
+def test_a_report_larger_than_a_value_of_the_store_arrives() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    own = [TCPStore("127.0.0.1", store.port, wait_for_workers=False) for _ in range(2)]
+    first, second = (Turns(own[stage], stage, 2) for stage in range(2))
+    report = {"missing": [f"model.layers.{number}.name" for number in range(400_000)]}
+    for _ in range(2):
+        with ThreadPoolExecutor() as pool, first.sync(), second.sync():
+            others = pool.submit(first.others, soon())
+            second.wait(soon())
+            second.done(sent=1, seconds=1.0, report=report)
+            assert others.result()[1]["report"] == report
+    kept = store.num_keys()
+    with first.sync(), second.sync():
+        pass
+    assert store.num_keys() < kept - 3  # what was read is not kept
 
 
 def test_the_slowest_stage_is_the_one_of_the_lowest_rate() -> None:

@@ -10,8 +10,11 @@ from slime.config.section import Count, Needs, PathText, Seconds, Section
 
 #: seconds for each of the two steps in which a failed update is cleaned up
 CLEANUP_S = 10.0
-#: seconds in which the trainer then says what failed: both steps, on a busy machine
-SYNC_ANSWER_S = 2 * CLEANUP_S + 20.0
+#: seconds after the deadline in which a sender says to the first what failed: it first ends its group, for which
+#: engines get two moments of 2 s
+LAST_WORDS_S = 10.0
+#: seconds after the deadline in which the trainer says what failed: one sender, then both steps, on a busy machine
+SYNC_ANSWER_S = LAST_WORDS_S + 2 * CLEANUP_S + 10.0
 
 _IfDeleted = Needs("save_keep_last", because="all checkpoints are kept")
 _IfAdapters = Needs("lora_rank", "lora_load")

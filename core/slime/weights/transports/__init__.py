@@ -7,6 +7,7 @@ shared memory (CPU) or CUDA IPC, for engines on the same machine. disk: a Huggin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ class WeightSender:
         self.by_stage = config.sync.update_weight_transport == "distributed" and stages > 1
         self.gathered_bytes = min(GATHERED_BYTES, max(1, config.sync.update_weight_buffer_size // 8))
         self._transport: WeightTransport | None = None
+        #: of each of several senders
+        self._turns: Turns | None = None
         #: the engines that it sends to, and how often some were started again
         self._connected: tuple[tuple[str, ...], int] = (), 0
 
@@ -64,10 +67,13 @@ class WeightSender:
 
         Arguments and result as of `sync_weights`.
         """
-        with drained(weights):
+        if self.by_stage and self._turns is None:
+            self._turns = Turns.of_pipeline()
+        with drained(weights), nullcontext() if self._turns is None else self._turns.sync():
             transport = self._transport_to(engine_urls, keys, tp_size=tp_size, restarts=restarts)
             named = weights if self._quantised is None else self._quantised.tensors(weights)
             return transport.send(named, version=version)
+        return {}  # the first sender raises the error
 
     def _transport_to(
         self, engine_urls: list[str], keys: EngineKeys | None, *, tp_size: int, restarts: int
@@ -87,7 +93,7 @@ class WeightSender:
                     scratch=self._run_dir / "weights",
                     on_gpu=config.on_gpu,
                     repeated=config.restarts_engines,
-                    turns=Turns.of_pipeline() if self.by_stage else None,
+                    turns=self._turns,
                 )
             else:  # an engine that was started again has lost its connection
                 self._transport.connect(engines)

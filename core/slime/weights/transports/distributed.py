@@ -6,7 +6,6 @@ the first stage's pauses the engines and resumes them: see `slime.weights.transp
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Iterator
@@ -27,8 +26,6 @@ from slime.weights.transports.group import BroadcastGroup
 from slime.weights.transports.stages import Turns, stage_metrics
 from slime.weights.transports.transport import Fleet, FleetCall, WeightTransport, sync_buckets
 
-logger = logging.getLogger(__name__)
-
 #: how long engines get to reach the store of a group that has failed
 _ARRIVAL_S = 2.0
 
@@ -43,7 +40,7 @@ class DistributedTransport(WeightTransport):
         backend: "gloo" or "nccl".
         bucket_bytes: Half of what a sender may hold besides its shards. Half as many are sent at a time, because two
             such buckets are held, and the tensors from which the second is made.
-        turns: If there are several senders, the turns of this one. The first sends metrics of all.
+        turns: If there are several senders, the turns of this one.
     """
 
     backend: str
@@ -56,33 +53,25 @@ class DistributedTransport(WeightTransport):
     _call: FleetCall | None = field(default=None, init=False)
 
     def send(self, named: NamedTensors, *, version: str) -> dict[str, float]:
-        """See `WeightTransport.send`. Of several senders, the first raises for all that the sync has failed."""
+        """See `WeightTransport.send`. Of several senders, each in `Turns.sync`; the first returns metrics of all."""
         if self.turns is None:
             return super().send(named, version=version)
-        try:
-            with self.turns.sync():
-                if self.turns.stage == 0:
-                    super().send(named, version=version)
-                    total = sum(size for size, _ in self._shares.values())
-                    return {"synced_bytes": float(total), **stage_metrics(self._shares)}
-                self._send_stage(named, version)
-        except WeightSyncError as error:
-            if self.turns.stage == 0:
-                raise
-            logger.warning("%s", error)
-        return {}
+        if self.turns.stage > 0:
+            self._send_stage(named, version)
+            return {}
+        super().send(named, version=version)
+        total = sum(size for size, _ in self._shares.values())
+        return {"synced_bytes": float(total), **stage_metrics(self._shares)}
 
     def _update(self, named: NamedTensors, version: str) -> None:
         with self._paused(session=True) as fleet:
-            sent, seconds = self._broadcast(fleet, named, version)
+            self._shares = {0: self._broadcast(fleet, named, version)}
             if self.turns is None:
                 return
-            self.turns.done(sent=sent, seconds=seconds, deadline=fleet.deadline)
-            self._shares = {0: (sent, seconds)}
-            for stage, note in self.turns.others(fleet.deadline).items():
-                self._shares[stage] = note["sent"], note["seconds"]
+            for stage, report in self.turns.others(fleet.deadline).items():
+                self._shares[stage] = report["sent"], report["seconds"]
                 if self.check is not None:
-                    self.check.add(note["report"])
+                    self.check.add(report["report"])
 
     def _send_stage(self, named: NamedTensors, version: str) -> None:
         """The part of a sender other than the first, which has paused the engines and resumes them."""
@@ -92,7 +81,7 @@ class DistributedTransport(WeightTransport):
             observed = named if self.check is None else self.check.observe(named)
             sent, seconds = self._broadcast(fleet, observed, version)
             report = None if self.check is None else self.check.report()
-            self.turns.done(sent=sent, seconds=seconds, deadline=fleet.deadline, report=report)
+            self.turns.done(sent=sent, seconds=seconds, report=report)
         finally:
             fleet.close()
 

@@ -1,8 +1,8 @@
 """How the senders of a sync take turns: the first rank of each pipeline stage, in the order of the stages.
 
-An engine receives one bucket at a time, so only one sender can be served. When a sender has sent all its tensors, it
-leaves a note for the next one, and for the first, which paused the engines and resumes them. A sender that fails says
-so in its note, and those after it do not begin. Notes are left in the store through which the trainer's ranks met.
+An engine receives one bucket at a time, so only one sender can be served. The first sender, which paused the engines
+and resumes them, lets one after another begin, each of which reports to it. A sender that fails says so in its report,
+and the first says to all that the sync has failed. Messages are left in the store through which the ranks met.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
+from slime.config.weight_options import LAST_WORDS_S
 from slime.errors import WeightSyncError
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.002
-#: how long after the deadline a sender may take to say what went wrong
-_LAST_WORDS_S = 8.0
+#: torch's store takes at most 8 MiB in one value
+_PART_BYTES = 2**22
 
 
 class Turns:
@@ -43,7 +44,8 @@ class Turns:
         """
         self._store, self.stage, self._stages = store, stage, stages
         self._sync = 0
-        self._told = False
+        #: keys of what this one has told in the last sync
+        self._told: list[str] = []
 
     @classmethod
     def of_pipeline(cls) -> Self:
@@ -56,79 +58,98 @@ class Turns:
 
     @contextmanager
     def sync(self) -> Iterator[None]:
-        """Run the body as this sender's part of the next sync; an error in it is passed on to the other senders."""
+        """Run the body as this sender's part of the next sync; an error in it is passed on to the other senders.
+
+        All that a sender does for a sync belongs into it: the senders count them. A `WeightSyncError` is raised by the
+        first sender alone, for all.
+        """
         self._sync += 1
-        self._told = False
+        for key in self._told:  # the first has ended the sync before; another may still have to read how
+            if "/end/" not in key:
+                self._store.delete_key(key)
+        self._told = []
         try:
             yield
         except BaseException as error:
-            if not self._told:
-                synced = isinstance(error, WeightSyncError)
-                text = str(error).removeprefix("Weight sync: ") if synced else f"{type(error).__name__}: {error}"
-                self._tell({"error": text, "urls": error.urls if isinstance(error, WeightSyncError) else []})
-            raise
+            synced = isinstance(error, WeightSyncError)
+            text = str(error).removeprefix("Weight sync: ") if synced else f"{type(error).__name__}: {error}"
+            urls = error.urls if isinstance(error, WeightSyncError) else []
+            self._tell("end" if self.stage == 0 else f"report {self.stage}", {"error": text, "urls": urls})
+            if self.stage == 0 or not synced:
+                raise
+            logger.warning("%s", error)
 
     def wait(self, deadline: float) -> float:
-        """Wait until the stage before this one has sent; returns the deadline for this one.
+        """Wait until this sender may send; returns its deadline.
 
-        It is at most that of the stage before, so that no sender goes on when the first has given up.
+        That is at most the first's, so that no sender goes on when the first has given up. Their clocks may differ, so
+        the first says how long it is from now, when this one has said that it is ready.
 
         Args:
             deadline: That of this sender's sync, in monotonic seconds.
 
         Raises:
-            WeightSyncError: The stage before has failed, or has not sent in time.
+            WeightSyncError: The sync has failed, or its turn has not come in time.
         """
         if self.stage == 0:
             return deadline
-        note = self._note(self.stage - 1, deadline)
-        return min(deadline, time.monotonic() + float(note["remaining_s"]))
+        self._tell(f"ready {self.stage}", {})
+        begin = self._read((f"begin {self.stage}", "end"), 0, deadline)
+        return min(deadline, time.monotonic() + float(begin["remaining_s"]))
 
-    def done(self, *, sent: int, seconds: float, deadline: float, report: Any = None) -> None:
-        """Let the next sender begin.
+    def done(self, *, sent: int, seconds: float, report: Any = None) -> None:
+        """Of a sender other than the first: report to it that this one has sent its tensors.
 
         Args:
-            sent: How many bytes this one has sent.
+            sent: How many bytes.
             seconds: In how long.
-            deadline: As returned by `wait`.
             report: What its check has observed.
         """
-        remaining = deadline - time.monotonic()
-        self._tell({"sent": sent, "seconds": seconds, "remaining_s": remaining, "report": report})
+        self._tell(f"report {self.stage}", {"sent": sent, "seconds": seconds, "report": report})
 
     def others(self, deadline: float) -> dict[int, dict[str, Any]]:
-        """For the first sender: wait until all others have sent, too; stage -> what it passed to `done`.
+        """Of the first sender: let one after another of the others send; stage -> what it passed to `done`.
 
         Raises:
             WeightSyncError: One has failed, or has not sent in time.
         """
-        notes = {stage: self._note(stage, deadline) for stage in range(1, self._stages)}
-        for stage in range(self._stages):  # all have been read
-            self._store.delete_key(self._key(stage))
-        return notes
+        reports = {}
+        for stage in range(1, self._stages):
+            ready, report = f"ready {stage}", f"report {stage}"
+            self._read((ready, report), stage, deadline)  # a report may say that it failed before
+            self._tell(f"begin {stage}", {"remaining_s": deadline - time.monotonic()})
+            reports[stage] = self._read((report,), stage, deadline)
+        return reports
 
-    def _key(self, stage: int) -> str:
-        return f"slime/weights/{self._sync}/{stage}"
+    def _key(self, message: str, part: int = 0) -> str:
+        return f"slime/weights/{self._sync}/{message}/{part}"
 
-    def _tell(self, note: Mapping[str, Any]) -> None:
-        self._told = True
-        self._store.set(self._key(self.stage), json.dumps(note))
+    def _tell(self, message: str, content: Mapping[str, Any]) -> None:
+        data = json.dumps(content)  # ASCII
+        parts = [data[start : start + _PART_BYTES] for start in range(0, len(data), _PART_BYTES)]
+        parts[0] = f"{len(parts)} {parts[0]}"
+        for number, part in reversed([*enumerate(parts)]):  # the first is waited for
+            self._store.set(self._key(message, number), part)
+            self._told.append(self._key(message, number))
 
-    def _note(self, stage: int, deadline: float) -> dict[str, Any]:
+    def _read(self, messages: tuple[str, ...], sender: int, deadline: float) -> dict[str, Any]:
+        """The first of these messages of stage `sender` that is there."""
         # Torch's own wait would keep the store from others, and could not be interrupted.
-        while not self._store.check([self._key(stage)]):
-            if time.monotonic() > deadline + _LAST_WORDS_S:
+        while not (there := [message for message in messages if self._store.check([self._key(message)])]):
+            if time.monotonic() > deadline + LAST_WORDS_S:
+                what = "did not send its part" if self.stage == 0 else f"did not let stage {self.stage} send"
                 raise WeightSyncError(
-                    f"Weight sync: the sender of pipeline stage {stage} did not send its part in time. Look at the logs"
-                    " of the trainer's ranks; --weight-sync-timeout-s sets the limit."
+                    f"Weight sync: the sender of pipeline stage {sender} {what} in time. Look at the logs of the"
+                    " trainer's ranks; --weight-sync-timeout-s sets the limit."
                 )
             time.sleep(_POLL_S)
-        note: dict[str, Any] = json.loads(self._store.get(self._key(stage)))
-        if "error" in note:
-            raise WeightSyncError(
-                f"Weight sync: the sender of pipeline stage {stage} failed: {note['error']}", note["urls"]
-            )
-        return note
+        count, _, data = self._store.get(self._key(there[-1])).decode().partition(" ")
+        data += "".join(self._store.get(self._key(there[-1], part)).decode() for part in range(1, int(count)))
+        content: dict[str, Any] = json.loads(data)
+        if "error" in content:
+            text = f"Weight sync: the sender of pipeline stage {sender} failed: {content['error']}"
+            raise WeightSyncError(text, content["urls"])
+        return content
 
 
 def stage_metrics(shares: Mapping[int, tuple[int, float]]) -> dict[str, float]:

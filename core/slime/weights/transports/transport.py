@@ -141,11 +141,12 @@ class Fleet:
         return max(0.0, self.deadline - time.monotonic())
 
     def start(self, phase: str, call: Callable[[EngineControl], Any]) -> FleetCall:
-        """Begin one call to every engine. Raises `WeightSyncError` after the deadline: no engine is to blame then."""
+        """Begin one call to every engine. Raises `WeightSyncError` after the deadline, and names no engine: all have
+        answered, if late."""
         if not self.remaining_s():
             raise WeightSyncError(
-                f"Weight sync: no time was left for {phase}; the trainer took it. --weight-sync-timeout-s sets the"
-                " limit."
+                f"Weight sync: no time was left for {phase}: trainer and engines took it all for what came before."
+                " --weight-sync-timeout-s sets the limit."
             )
         return FleetCall(phase, {self._pool.submit(call, engine): engine for engine in self.engines})
 
