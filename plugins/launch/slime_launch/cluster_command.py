@@ -10,7 +10,7 @@ import shutil
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from slime.cli.arguments import Arguments
 from slime.cli.output import write
 from slime.config import RunConfig, config_problems, read_config, resolve
 from slime.config.assemble import stop_on
-from slime.config.run_file import PATHS, with_absolute_paths
-from slime.errors import ConfigError, one_line, writing
+from slime.config.run_file import with_absolute_paths
+from slime.errors import ConfigError, DiskFullError, one_line, writing
+from slime.shops import import_shop
+from slime_launch.ask_nodes import Asked, canary, inputs, name_of
 from slime_launch.cluster_problems import (
     CheckedNode,
     Problem,
@@ -27,11 +29,13 @@ from slime_launch.cluster_problems import (
     of_folder,
     of_links,
     of_many,
+    of_memory,
     of_ports,
     rate_text,
+    settings_of,
 )
 from slime_launch.link_speed import Link, measure
-from slime_launch.node_facts import Inspector, node_facts
+from slime_launch.node_facts import Question, node_facts
 
 _HELP = """\
 usage: slime cluster check RUN.toml [options] [-- FLAGS]
@@ -47,7 +51,8 @@ Nothing is started but one small process on each node. FLAGS are those of
   --timeout-s N            how long the nodes may take to answer [120]
   --json                   what each node answered, and what is wrong, as JSON
 """
-_WRITTEN = {"output_dir", "save", "save_hf"}
+#: as Ray calls what its head has
+_HEAD = "node:__internal_head__"
 _CLOCK_LOOKS = 5
 #: bytes of a checkpoint for each byte of a model in 16 bits: weights, and Adam's three copies in 32 bits
 _CHECKPOINT = 7
@@ -63,7 +68,7 @@ class Checked:
     nodes: dict[str, CheckedNode] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     links: Sequence[Link] = ()
-    #: bytes per second that this machine writes to the output folder
+    #: bytes per second that this machine writes to the folder of checkpoints, or of outputs
     written: float = 0.0
 
     def lines(self) -> Iterator[str]:
@@ -74,8 +79,10 @@ class Checked:
             maps.setdefault(str(node.facts.ports), []).append(name)
         for ports, names in maps.items():
             yield f"ports of {', '.join(names)}: {ports}"
-        network, rates = "", {"disk-write": f"{self.written:.2g}"}
-        yield f"measured: this machine writes {rate_text(self.written)} to the output folder"
+        network, rates = "", dict[str, str]()
+        if self.written:
+            rates["disk-write"] = f"{self.written:.2g}"
+            yield f"measured: this machine writes {rate_text(self.written)} to the folder of outputs"
         if measured := [link for link in self.links if link.broadcast is not None]:
             slowest = min(measured, key=lambda link: link.broadcast or 0.0)
             rate, small = slowest.broadcast or 0.0, max(link.all_reduce_s or 0.0 for link in measured)
@@ -87,7 +94,8 @@ class Checked:
             if not any(node.facts.infiniband for node in self.nodes.values()):
                 rates = {"network-share": "1", **rates}
                 network = f"--network 1x{rate / 1e9:.2g}GB "
-        yield f"for `slime plan`: {network}{' '.join(f'--rate-{name} {value}' for name, value in rates.items())}"
+        if rates:
+            yield f"for `slime plan`: {network}{' '.join(f'--rate-{name} {value}' for name, value in rates.items())}"
         yield f"{len(self.nodes)} nodes answered: {len(self.problems) or 'no'} problems"
 
 
@@ -126,37 +134,6 @@ def _config(stated: Namespace, flags: Sequence[str]) -> RunConfig:
     return config
 
 
-def inputs(config: RunConfig) -> list[str]:
-    """The files and folders that a run reads; addresses are left out."""
-    stated = [
-        getattr(getattr(config, section), key) for section, keys in PATHS.items() for key in keys if key not in _WRITTEN
-    ]
-    stated += [path for _, path in config.evaluation.eval_prompt_data]
-    stated += [one.path for one in config.evaluation.sets]
-    paths = [path for one in stated if one for path in (one if isinstance(one, list | tuple) else [one])]
-    return list(dict.fromkeys(path for path in paths if "://" not in path))
-
-
-@contextlib.contextmanager
-def _canary(folder: Path) -> Iterator[tuple[str, str]]:
-    """A file in the output folder, and its content; both are gone in the end, also the folder if it was made."""
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
-    path, text = folder / f".cluster-check-{secrets.token_hex(8)}", secrets.token_hex(16)
-    try:
-        with writing(path):
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output-dir {folder} cannot be written to: {error.strerror}") from error
-    try:
-        yield str(path), text
-    finally:
-        path.unlink(missing_ok=True)
-        for one in made:
-            with contextlib.suppress(OSError):
-                one.rmdir()
-
-
 def _ask(stated: Namespace, config: RunConfig) -> Checked:
     """What the nodes of the cluster answer, and what is wrong."""
     import ray
@@ -164,25 +141,24 @@ def _ask(stated: Namespace, config: RunConfig) -> Checked:
     from slime.run.placement import Demand
     from slime.run.ray_session import ray_session
 
-    paths = inputs(config)
     output = Path(config.run.output_dir)
     checked = Checked()
-    with _canary(output) as (canary, text), ray_session(config):
-        session = ray.get_runtime_context().get_session_name()
-        here = node_facts(canary, paths, session)
-        alive = sorted((one for one in ray.nodes() if one["Alive"]), key=_name)
-        actors = _answers(checked, alive, (canary, paths, session), stated.timeout_s)
-        checked.links = measure(actors, {name: node.address for name, node in checked.nodes.items()})
-        free = shutil.disk_usage(output).free
-        checked.written = _speed(Path(canary))
     problems = checked.problems
+    engines = config.num_engines if config.trains_policy else 0
+    with _canary(output, problems) as (path, text), ray_session(config):
+        session = ray.get_runtime_context().get_session_name()
+        here = node_facts(Question(path, inputs(config), session))
+        alive = sorted((one for one in ray.nodes() if one["Alive"]), key=name_of)
+        actors = _answers(checked, alive, Question(path, inputs(config), session), stated.timeout_s)
+        checked.links = measure(actors, {name: node.address for name, node in checked.nodes.items()})
+        saved = _existing(Path(config.checkpoint.save or output))
+        checked.written = _speed(saved, problems)
+        free = shutil.disk_usage(saved).free
     if len(alive) < stated.nodes:
-        names = ", ".join(sorted(map(_name, alive)))
-        found = f"{len(alive)} of {stated.nodes} nodes are in it: {names}"
+        found = f"{len(alive)} of {stated.nodes} nodes are in it: {', '.join(map(name_of, alive))}"
         problems.append(
             Problem("cluster", found, "Start Ray on the others, `ray start --address=...`, and read its log")
         )
-    engines = config.num_engines if config.trains_policy else 0
     demand = Demand.of(config, ranks=config.world_size, num_engines=engines)
     devices = [int(one["Resources"].get(demand.resource, 0)) for one in alive]
     try:
@@ -191,27 +167,55 @@ def _ask(stated: Namespace, config: RunConfig) -> Checked:
     except ConfigError as error:
         problems.append(Problem("cluster", one_line(error).rstrip("."), "Add nodes, or lower what the run asks for"))
     problems += compare(checked.nodes, here, text, output)
+    problems += of_memory(checked.nodes, *_planned(config))
     first = config.cluster.engine_port
     problems += of_ports(
         checked.nodes, {} if first is None else dict.fromkeys(range(first, first + engines), "--engine-port")
     )
     problems += of_links(checked.links)
-    problems += of_many(here.ray_settings if not checked.nodes else _common(checked.nodes), len(alive))
-    checkpoint = _CHECKPOINT * _weights(Path(config.checkpoint.hf_checkpoint or "."))
+    head = next((name_of(one) for one in alive if _HEAD in one["Resources"]), "")
+    problems += of_many(settings_of(checked.nodes, head) if checked.nodes else here.ray_settings, len(alive))
+    saves = config.checkpoint.save is not None or config.checkpoint.save_interval is not None
+    checkpoint = saves * _CHECKPOINT * _weights(Path(config.checkpoint.hf_checkpoint or "."))
     deadline_s = config.cluster.step_timeout_s
-    problems += of_folder(output, free=free, written=checked.written, checkpoint=checkpoint, deadline_s=deadline_s)
+    where = Path(config.checkpoint.save or output)
+    problems += of_folder(where, free=free, written=checked.written, checkpoint=checkpoint, deadline_s=deadline_s)
     return checked
 
 
-def _common(nodes: Mapping[str, CheckedNode]) -> dict[str, str]:
-    """Settings of Ray that all nodes have."""
-    every = [node.facts.ray_settings for node in nodes.values()]
-    return {name: value for name, value in every[0].items() if all(name in one for one in every)}
+@contextlib.contextmanager
+def _canary(folder: Path, problems: list[Problem]) -> Iterator[tuple[str, str]]:
+    """`canary`, or empty words if the folder is full: what else is wrong is still found."""
+    with contextlib.ExitStack() as held:
+        try:
+            found = held.enter_context(canary(folder))
+        except DiskFullError as error:
+            problems.append(_full(error))
+            found = "", ""
+        except OSError as error:
+            raise ConfigError(f"--output-dir {folder} cannot be written to: {error.strerror}") from error
+        yield found
 
 
-def _speed(beside: Path) -> float:
-    """Bytes per second that this machine writes into a folder."""
-    path, chunk, written = beside.with_suffix(".speed"), os.urandom(_CHUNK), 0
+def _full(error: DiskFullError) -> Problem:
+    return Problem("shared folder", one_line(error).rstrip("."), "Free some, or choose another --output-dir or --save")
+
+
+def _existing(folder: Path) -> Path:
+    """A folder, or the nearest one around it that exists."""
+    return next(one for one in (folder, *folder.parents) if one.is_dir())
+
+
+def _planned(config: RunConfig) -> tuple[float, float]:
+    """Bytes that the planner predicts of a node's host memory, and of a batch in shared memory; 0 for no prediction."""
+    planner = import_shop("slime_planner.at_hand", "`slime cluster check`")
+    found: tuple[float, float] = planner.host_at_hand(config)
+    return found
+
+
+def _speed(folder: Path, problems: list[Problem]) -> float:
+    """Bytes per second that this machine writes into a folder; 0 if it is full."""
+    path, chunk, written = folder / f".cluster-check-{secrets.token_hex(8)}", os.urandom(_CHUNK), 0
     started = time.perf_counter()
     try:
         with writing(path), path.open("wb") as file:
@@ -221,46 +225,43 @@ def _speed(beside: Path) -> float:
                 os.fsync(file.fileno())
                 written += len(chunk)
         return written / (time.perf_counter() - started)
+    except DiskFullError as error:
+        problems.append(_full(error))
+        return 0.0
     finally:
         path.unlink(missing_ok=True)
 
 
-def _answers(
-    checked: Checked, alive: Sequence[Mapping[str, Any]], question: tuple[str, Sequence[str], str], timeout_s: float
-) -> dict[str, Any]:
+def _answers(checked: Checked, alive: Sequence[Mapping[str, Any]], about: Question, timeout_s: float) -> dict[str, Any]:
     """Ask each node; Ray's handles of those that have answered."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    deadline = time.monotonic() + timeout_s
-    inspector: Any = ray.remote(num_cpus=0, max_restarts=0)(Inspector)
-    asked = []
-    for one in alive:
-        place = NodeAffinitySchedulingStrategy(one["NodeID"], soft=False)
-        actor = inspector.options(scheduling_strategy=place).remote()
-        asked.append((one, actor, actor.facts.remote(*question)))
-    actors, problems = {}, checked.problems
-    for one, actor, answer in asked:
-        name = f"{_name(one)} ({one['NodeManagerAddress']})"
+    drivers = live_drivers()
+    questions = [replace(about, drivers=drivers.get(one["NodeManagerAddress"], ())) for one in alive]
+    asked = Asked(alive, timeout_s)
+    actors = {}
+    for node, actor, facts in asked.answers("facts", questions, checked.problems):
+        name = name_of(node)
         try:
-            facts = ray.get(answer, timeout=max(1.0, deadline - time.monotonic()))
-            clock = _clock(actor, max(1.0, deadline - time.monotonic()))
-        except ray.exceptions.GetTimeoutError:
-            found = f"it has not answered for {timeout_s:g} s"
-            problems.append(Problem(name, found, "Read Ray's logs there; a firewall, or a shared folder that hangs?"))
+            clock = _clock(actor, asked.left_s())
         except ray.exceptions.RayError as error:
-            reason = one_line(error).rstrip(".")
-            advice = "Install the same slime there, in the environment that Ray runs in"
-            problems.append(Problem(name, f"slime could not look at it: {reason}", advice))
-        else:
-            checked.nodes[name] = CheckedNode(one["NodeManagerAddress"], facts, clock)
-            actors[name] = actor
+            found = f"it answered once, and then no more: {type(error).__name__}"
+            checked.problems.append(Problem(name, found, "Read Ray's logs there"))
+            continue
+        checked.nodes[name] = CheckedNode(node["NodeManagerAddress"], facts, clock)
+        actors[name] = actor
     return actors
 
 
-def _name(node: Mapping[str, Any]) -> str:
-    """The name of a node: that of the machine, where Ray was given none and has its address in place of one."""
-    return str(node["NodeManagerHostname"] if node["NodeName"] == node["NodeManagerAddress"] else node["NodeName"])
+def live_drivers() -> dict[str, list[int]]:
+    """The processes that use the cluster as this one does, by the address of their node."""
+    from ray._private.state import state
+
+    found: dict[str, list[int]] = {}
+    for job in state.job_table():
+        if not job["IsDead"]:
+            found.setdefault(job["DriverIPAddress"], []).append(job["DriverPid"])
+    return found
 
 
 def _clock(actor: Any, timeout_s: float) -> float:

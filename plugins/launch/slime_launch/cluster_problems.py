@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from slime_launch.link_speed import Link
-from slime_launch.node_facts import DRIVER, NodeFacts
+from slime_launch.node_facts import DRIVER, NodeFacts, Seen
 
 _CLOCK_S = 2.0
 _SHARED_MEMORY = 1_000_000_000
@@ -68,14 +68,13 @@ def compare(nodes: Mapping[str, CheckedNode], here: NodeFacts, canary: str, outp
             problems.append(Problem("this machine", f"{path} is missing or cannot be read", "Correct the run file"))
     addresses = [node.address for node in nodes.values()]
     for name, node in nodes.items():
-        problems += [Problem(name, *pair) for pair in _of_node(node, addresses, here, canary, output)]
+        pairs = [*of_sight(node.facts, here, canary, output), *_of_node(node, addresses)]
+        problems += [Problem(name, *pair) for pair in pairs]
     return problems
 
 
-def _of_node(
-    node: CheckedNode, addresses: Sequence[str], here: NodeFacts, canary: str, output: Path
-) -> Iterator[tuple[str, str]]:
-    facts = node.facts
+def of_sight(facts: Seen, here: Seen, canary: str, output: Path) -> Iterator[tuple[str, str]]:
+    """What a node sees of the run otherwise than this machine, and what to do; arguments as of `compare`."""
     if facts.canary != canary:
         yield (
             f"it does not see what this machine writes to {output}",
@@ -92,14 +91,13 @@ def _of_node(
             continue  # the machine that checks, and the head of a cluster, may be without GPUs
         if theirs != ours:
             yield f"{package} {theirs} there, {ours} here", "Install the same versions on all nodes, and restart Ray"
+
+
+def _of_node(node: CheckedNode, addresses: Sequence[str]) -> Iterator[tuple[str, str]]:
+    facts = node.facts
     if abs(node.clock) > _CLOCK_S:
         side = "ahead of" if node.clock > 0 else "behind"
         yield f"its clock is {abs(node.clock):.0f} s {side} this machine's", "Set the clocks by NTP"
-    if facts.shared_memory < _SHARED_MEMORY:
-        yield (
-            f"/dev/shm has {_size(facts.shared_memory)} free, of {_size(_SHARED_MEMORY)} at least",
-            "Free it, or enlarge it: `docker run --shm-size`, a memory volume of the pod",
-        )
     if facts.temporary < _TEMPORARY:
         yield (
             f"{facts.temporary_folder} has {_size(facts.temporary)} free, of {_size(_TEMPORARY)} at least",
@@ -126,6 +124,24 @@ def _of_node(
                 f"{', '.join(facts.proxies)} would take calls to nodes ({', '.join(through)}) to a proxy",
                 "Add their addresses to no_proxy where Ray is started",
             )
+
+
+def of_memory(nodes: Mapping[str, CheckedNode], host: float, passed: float) -> Iterator[Problem]:
+    """Nodes whose memory is less than a run needs.
+
+    Args:
+        nodes: What they answered.
+        host: Bytes of host memory that a node's processes take; 0 if nothing is predicted.
+        passed: Bytes of a batch that go through shared memory, likewise.
+    """
+    shared = _SHARED_MEMORY + passed
+    for name, node in nodes.items():
+        if (free := node.facts.memory) < host:
+            found = f"{_size(free)} of its memory can be had, and the run's processes take {_size(host)} of a node's"
+            yield Problem(name, found, "Free it, or use more nodes: `slime plan` says what takes it")
+        if (free := node.facts.shared_memory) < shared:
+            found = f"/dev/shm has {_size(free)} free, of {_size(shared)} at least"
+            yield Problem(name, found, "Free it, or enlarge it: `docker run --shm-size`, a memory volume of the pod")
 
 
 def _excepted(address: str, no_proxy: str) -> bool:
@@ -155,8 +171,15 @@ def of_ports(nodes: Mapping[str, CheckedNode], wanted: Mapping[int, str]) -> Ite
                 " for connections: one may take the port of a server that starts",
                 "Set net.ipv4.ip_local_port_range to 32768 60999, or end what listens on so many",
             )
-        for port in sorted({*wanted} & {*ports.taken}):
-            yield Problem(name, f"{wanted[port]} {port}: something listens there", "Choose another, or drop the option")
+        low, high = ports.kernels
+        for port, option in sorted(wanted.items()):
+            if low <= port <= high:
+                found = f"{option} {port} is among those that the kernel takes for connections, {low}-{high}"
+                yield Problem(name, found, f"Choose one from 20000 on and below {low}, or drop the option")
+                break  # and all after it
+            if port in ports.taken:
+                found = f"{option} {port}: something listens there"
+                yield Problem(name, found, "Choose another, or drop the option")
 
 
 def of_links(links: Sequence[Link]) -> Iterator[Problem]:
@@ -173,6 +196,17 @@ def of_links(links: Sequence[Link]) -> Iterator[Problem]:
             yield Problem(pair, found, "Look at their cables, switches and interfaces, and at what else sends there")
 
 
+def settings_of(nodes: Mapping[str, CheckedNode], head: str) -> dict[str, str]:
+    """Settings of Ray that hold in the whole cluster: those of its control service, `gcs_*`, on the head alone."""
+    found = [(name, node.facts.ray_settings) for name, node in nodes.items()]
+    return {
+        setting: value
+        for _, settings in found
+        for setting, value in settings.items()
+        if all(setting in others for name, others in found if name == head or not setting.startswith("gcs_"))
+    }
+
+
 def of_many(settings: Mapping[str, str], nodes: int) -> Iterator[Problem]:
     """Settings of Ray that are too small for so many nodes."""
     lacking = [name for name in _FOR_MANY if name not in settings]
@@ -185,25 +219,25 @@ def of_many(settings: Mapping[str, str], nodes: int) -> Iterator[Problem]:
         )
 
 
-def of_folder(output: Path, *, free: int, written: float, checkpoint: int, deadline_s: float) -> Iterator[Problem]:
+def of_folder(folder: Path, *, free: int, written: float, checkpoint: int, deadline_s: float) -> Iterator[Problem]:
     """A shared folder that is too small or too slow for the run's checkpoints.
 
     Args:
-        output: The folder.
+        folder: Where they are saved.
         free: Its free bytes.
-        written: Bytes per second that this machine wrote there.
-        checkpoint: Bytes of one checkpoint at most.
+        written: Bytes per second that this machine wrote there; 0 if that is not known.
+        checkpoint: Bytes of one checkpoint at most; 0 if the run saves none.
         deadline_s: The run's for one step, saving included.
     """
     if free < 2 * checkpoint:
-        found = f"{output} has {_size(free)} free, and two checkpoints take up to {_size(2 * checkpoint)}"
-        yield Problem("shared folder", found, "Free some, or choose another --output-dir")
-    if checkpoint > written * deadline_s:
+        found = f"{folder} has {_size(free)} free, and two checkpoints take up to {_size(2 * checkpoint)}"
+        yield Problem("shared folder", found, "Free some, or choose another --save or --output-dir")
+    if 0 < written * deadline_s < checkpoint:
         found = (
-            f"{output} takes {rate_text(written)}, so that a checkpoint of up to {_size(checkpoint)} takes longer than"
+            f"{folder} takes {rate_text(written)}, so that a checkpoint of up to {_size(checkpoint)} takes longer than"
             f" --step-timeout-s {deadline_s:g}"
         )
-        yield Problem("shared folder", found, "Choose a faster --output-dir, or raise --step-timeout-s")
+        yield Problem("shared folder", found, "Choose a faster --save or --output-dir, or raise --step-timeout-s")
 
 
 def rate_text(rate: float) -> str:
@@ -211,5 +245,5 @@ def rate_text(rate: float) -> str:
     return f"{rate / 1e9:.2g} GB/s"
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     return f"{count / 1e9:.2g} GB" if count < 1e10 else f"{count / 1e9:.0f} GB"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,8 @@ _ROUNDS = 20
 #: bytes of the first broadcast; the next one has as many as take about a second
 _FIRST, _MOST = 1 << 20, 256 << 20
 _LONG_S = 1.0
+#: how long a node may take to say that it is still there, after a pair of it gave no answer
+_THERE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,17 @@ class Talker:
         import torch.distributed
 
         # As runs do: below the ports that the kernel takes for connections.
-        from slime_launch.node_settings import free_port
+        from slime_launch.node_settings import family_of, free_port
         from slime_launch.node_state import OWN_PORTS
 
         port = free_port(address, OWN_PORTS[0])
+        # torch by itself would listen on every interface, which fails if somebody listens on another one.
+        listening = socket.create_server((address, port), family=family_of(address))
         dist: Any = torch.distributed  # its types leave out what is compiled
         limit = timedelta(seconds=TALK_S)
-        self._store = dist.TCPStore(address, port, 2, True, limit, wait_for_workers=False)
+        self._store = dist.TCPStore(
+            address, port, 2, True, limit, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
         return port
 
     def talk(self, rank: int, own: str, address: str, port: int) -> tuple[float, float]:
@@ -115,28 +121,44 @@ def measure(talkers: Mapping[str, Any], addresses: Mapping[str, str]) -> list[Li
 
     # A node that fails or is late here is named by its pairs.
     ray.wait([talker.import_torch.remote() for talker in talkers.values()], num_returns=len(talkers), timeout=_IMPORT_S)
-    found = []
+    found, silent = [], set[str]()
     for pairs in rounds(sorted(talkers)):
         asked = []
         for pair in pairs:
-            one, other = pair
+            one = pair[0]
+            if silent & {*pair}:
+                continue  # each further pair of it would take as long
             port = talkers[one].listen.remote(addresses[one])
             calls = [
                 talkers[node].talk.remote(rank, addresses[node], addresses[one], port) for rank, node in enumerate(pair)
             ]
             asked.append((pair, calls))
         deadline = time.monotonic() + 4 * TALK_S
-        for (one, other), calls in asked:
-            reason = f"no answer for {4 * TALK_S:g} s"
-            with contextlib.suppress(ray.exceptions.GetTimeoutError):
-                try:
-                    small, rate = zip(*ray.get(calls, timeout=max(1.0, deadline - time.monotonic())), strict=True)
-                except ray.exceptions.RayTaskError as error:
-                    reason = str(error.cause or error).strip().splitlines()[0].rstrip(".")
-                except ray.exceptions.RayError as error:
-                    reason = type(error).__name__
-                else:
-                    found.append(Link((one, other), max(small), min(rate)))
-                    continue
-            found.append(Link((one, other), reason=reason))
+        for pair, calls in asked:
+            try:
+                small, rate = zip(*ray.get(calls, timeout=max(1.0, deadline - time.monotonic())), strict=True)
+            except ray.exceptions.GetTimeoutError:
+                gone = _silent({name: talkers[name] for name in pair})
+                silent |= gone
+                reason = f"no answer for {4 * TALK_S:g} s"
+                if gone:
+                    reason += (
+                        f", and {' and '.join(sorted(gone))} answers nothing else (no more of its pairs are tried)"
+                    )
+                found.append(Link(pair, reason=reason))
+            except ray.exceptions.RayTaskError as error:
+                found.append(Link(pair, reason=str(error.cause or error).strip().splitlines()[0].rstrip(".")))
+            except ray.exceptions.RayError as error:
+                found.append(Link(pair, reason=type(error).__name__))
+            else:
+                found.append(Link(pair, max(small), min(rate)))
     return found
+
+
+def _silent(talkers: Mapping[str, Any]) -> set[str]:
+    """Those that do not answer: their sides of the exchange have ended by now, and an import is no work any more."""
+    import ray
+
+    asked = {talker.import_torch.remote(): name for name, talker in talkers.items()}
+    _, missing = ray.wait([*asked], num_returns=len(asked), timeout=_THERE_S)
+    return {asked[one] for one in missing}

@@ -19,6 +19,7 @@ from slime_launch.node_settings import INFINIBAND, active_infiniband
 from slime_launch.node_state import Ports, device_memory_held, driver, left_behind, ports
 
 SHARED_MEMORY = Path("/dev/shm")
+_CGROUP = Path("/sys/fs/cgroup")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 #: Ray's settings have small letters; its other variables do not
 _RAY_SETTING = re.compile(r"RAY_[a-z0-9_]+").fullmatch
@@ -31,8 +32,22 @@ DRIVER = "NVIDIA's driver"
 
 
 @dataclass(frozen=True)
-class NodeFacts:
-    """One node."""
+class Question:
+    """What a node is asked."""
+
+    #: the file in the run folder
+    canary: str
+    #: files and folders that the run reads
+    paths: Sequence[str]
+    #: how Ray calls what started the process that answers
+    session: str = ""
+    #: processes on the node that use this Ray
+    drivers: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a node sees of a run, as far as it is soon found out."""
 
     #: what it reads from the file that was written to the run folder for this; empty if it sees none
     canary: str
@@ -40,6 +55,14 @@ class NodeFacts:
     contents: Mapping[str, str]
     #: package -> version
     versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class NodeFacts(Seen):
+    """One node."""
+
+    #: bytes of memory that processes could get
+    memory: int
     #: bytes that are free in shared memory
     shared_memory: int
     #: bytes that are free in the folder of temporary files
@@ -63,19 +86,14 @@ class NodeFacts:
     ray_settings: Mapping[str, str]
 
 
-def node_facts(canary: str, paths: Sequence[str], session: str) -> NodeFacts:
-    """The facts of this node.
-
-    Args:
-        canary: The file in the run folder.
-        paths: Files and folders that the run reads.
-        session: How Ray calls what started this process.
-    """
+def node_facts(asked: Question) -> NodeFacts:
+    """The facts of this node."""
     temporary = os.environ.get("RAY_TMPDIR", "/tmp")
     return NodeFacts(
-        _text(Path(canary)),
-        {path: fingerprint(Path(path)) for path in paths},
+        _text(Path(asked.canary)),
+        {path: fingerprint(Path(path)) for path in asked.paths},
         _versions(),
+        _memory(),
         _free(SHARED_MEMORY),
         _free(Path(temporary)),
         temporary,
@@ -84,27 +102,37 @@ def node_facts(canary: str, paths: Sequence[str], session: str) -> NodeFacts:
         _variable("no_proxy"),
         active_infiniband(INFINIBAND),
         ports(),
-        left_behind(session),
+        left_behind(asked.session, asked.drivers),
         device_memory_held(),
         os.environ.get("RAY_AUTH_MODE") == "token",
         {name.removeprefix("RAY_"): value for name, value in os.environ.items() if _RAY_SETTING(name)},
     )
 
 
+def seen(asked: Question) -> Seen:
+    """What this node sees of a run: of its files, only the names and sizes."""
+    contents = {path: fingerprint(Path(path), whole=False) for path in asked.paths}
+    return Seen(_text(Path(asked.canary)), contents, _versions(driver_too=False))
+
+
 class Inspector(Talker):
     """Looks at its node, and talks to the others; Ray makes one on each."""
 
-    def facts(self, canary: str, paths: Sequence[str], session: str) -> NodeFacts:
+    def facts(self, asked: Question) -> NodeFacts:
         """See `node_facts`."""
-        return node_facts(canary, paths, session)
+        return node_facts(asked)
+
+    def seen(self, asked: Question) -> Seen:
+        """See `seen`."""
+        return seen(asked)
 
     def now(self) -> float:
         """The node's clock."""
         return time.time()
 
 
-def fingerprint(path: Path) -> str:
-    """What stands for the content of a file or folder: its files' names, sizes, beginnings and ends.
+def fingerprint(path: Path, *, whole: bool = True) -> str:
+    """What stands for the content of a file or folder: its files' names, sizes, and as a `whole` beginnings and ends.
 
     Empty if it is missing or cannot be read.
     """
@@ -113,6 +141,8 @@ def fingerprint(path: Path) -> str:
         for file in _files(path):
             size = file.stat().st_size
             digest.update(f"{file.relative_to(path)}\0{size}\0".encode())
+            if not whole:
+                continue
             with file.open("rb") as opened:
                 digest.update(opened.read(_READ))
                 opened.seek(max(0, size - _READ))
@@ -130,7 +160,7 @@ def _files(path: Path) -> Iterator[Path]:
     yield from sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def _versions() -> dict[str, str]:
+def _versions(*, driver_too: bool = True) -> dict[str, str]:
     found = {"Python": platform.python_version()}
     for one in importlib.metadata.distributions():
         name = str(one.metadata["Name"]).lower()
@@ -139,7 +169,7 @@ def _versions() -> dict[str, str]:
             found[name] = one.version
         elif name.startswith(_NCCL):
             found["NCCL"] = one.version
-    if version := driver():
+    if driver_too and (version := driver()):
         found[DRIVER] = version
     return found
 
@@ -149,6 +179,15 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def _memory() -> int:
+    """Bytes that processes could get, in a container within its limit."""
+    import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+
+    found = int(psutil.virtual_memory().available)
+    most, used = (_text(_CGROUP / name).strip() for name in ("memory.max", "memory.current"))
+    return min(found, int(most) - int(used)) if most.isdigit() and used.isdigit() else found
 
 
 def _free(folder: Path) -> int:

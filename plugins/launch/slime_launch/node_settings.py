@@ -101,11 +101,15 @@ def _addresses_of_name() -> list[str]:
         return []
 
 
+def family_of(address: str) -> socket.AddressFamily:
+    """That of IPv6 or IPv4."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def free_port(address: str, start: int) -> int:
     """The first free port from `start` on. Raises `LookupError` if the next thousand are taken."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in range(start, start + 1000):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        with socket.socket(family_of(address), socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((address, port))
             except OSError:

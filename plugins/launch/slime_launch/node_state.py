@@ -25,7 +25,7 @@ class Ports:
 
     #: the first and last of those that the kernel chooses for connections
     kernels: tuple[int, int]
-    #: those below on which something listens
+    #: others, on which something listens
     taken: Sequence[int]
 
     @property
@@ -41,7 +41,7 @@ class Ports:
     def __str__(self) -> str:
         """The map."""
         own = f"{self.own[0]}-{self.own[-1]} of runs, {self.free} free" if self.own else "none of runs"
-        return f"{own}; {self.kernels[0]}-{self.kernels[1]} of the kernel; taken below: {_listed(self.taken)}"
+        return f"{own}; {self.kernels[0]}-{self.kernels[1]} of the kernel; taken: {_listed(self.taken)}"
 
 
 def _listed(ports: Sequence[int]) -> str:
@@ -68,17 +68,17 @@ def ports(tables: Sequence[Path] = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"
         except OSError:  # no IPv6
             continue
         taken |= {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == _LISTENING}
-    return Ports((low, high), sorted(port for port in taken if port < low))
+    return Ports((low, high), sorted(port for port in taken if not low <= port <= high))
 
 
-def left_behind(session: str) -> list[str]:
-    """Processes of runs and of Rays, other than the Ray of this session and what it started."""
+def left_behind(session: str, drivers: Sequence[int] = ()) -> list[str]:
+    """Processes of runs and of Rays, other than the Ray of this session, what it started, and its `drivers`."""
     import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
     found = {one.pid: one.info for one in psutil.process_iter(["ppid", "cmdline", "username"])}
     words = {pid: " ".join(info["cmdline"] or ()) for pid, info in found.items()}
     parents = {pid: info["ppid"] for pid, info in found.items()}
-    ours = {pid for pid, text in words.items() if session in text}
+    ours = {*drivers, *(pid for pid, text in words.items() if session in text)}
     return [
         f"process {pid} of {found[pid]['username']} ({text[:_SHOWN].strip()})"
         for pid, text in words.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -19,11 +20,21 @@ from tests.support.nodes import TEMPORARY, Cluster, cluster
 from tests.support.tiny_models import make_tiny_model
 
 from slime.config import read_config, resolve
-from slime_launch import node_settings, node_state
-from slime_launch.cluster_command import Checked, inputs, off
-from slime_launch.cluster_problems import CheckedNode, compare, of_folder, of_links, of_many, of_ports
+from slime_launch import cluster_command, node_settings, node_state
+from slime_launch.ask_nodes import inputs
+from slime_launch.cluster_command import Checked, off
+from slime_launch.cluster_problems import (
+    CheckedNode,
+    compare,
+    of_folder,
+    of_links,
+    of_many,
+    of_memory,
+    of_ports,
+    settings_of,
+)
 from slime_launch.link_speed import Link, rounds
-from slime_launch.node_facts import DRIVER, NodeFacts, fingerprint, node_facts
+from slime_launch.node_facts import DRIVER, NodeFacts, Question, fingerprint, node_facts
 from slime_launch.node_state import Ports
 
 OUTPUT = Path("/shared/outputs")
@@ -31,6 +42,7 @@ GOOD = NodeFacts(
     canary="seen",
     contents={"/shared/model": "m", "/shared/prompts.jsonl": "p"},
     versions={"slime-rl": "1.0", "torch": "2.9", "my-reward": "0.1", DRIVER: "535.1"},
+    memory=64_000_000_000,
     shared_memory=8_000_000_000,
     temporary=9_000_000_000,
     temporary_folder="/tmp",
@@ -83,7 +95,6 @@ def test_a_cluster_that_is_right_has_no_problems() -> None:
         ({"versions": GOOD.versions | {"other": "3"}}, "other 3 there, none here."),
         ({"clock": -61.0}, "its clock is 61 s behind this machine's. Set the clocks by NTP"),
         ({"clock": 2.6}, "its clock is 3 s ahead of this machine's."),
-        ({"shared_memory": 67_000_000}, "/dev/shm has 0.067 GB free, of 1 GB at least."),
         ({"temporary": 0}, "/tmp has 0 GB free, of 1 GB at least. Free some, or set RAY_TMPDIR"),
         ({"open_files": 1024}, "a process may open 1024 files, of 8192 at least."),
         ({"proxies": ("http_proxy",)}, "http_proxy would take calls to nodes (10.0.0.1, 10.0.0.2) to a proxy."),
@@ -93,6 +104,16 @@ def test_a_cluster_that_is_right_has_no_problems() -> None:
 def test_what_is_wrong_is_one_line_with_the_node(changes: dict[str, Any], said: str) -> None:
     (line,) = lines(**changes)
     assert line.startswith(f"two: {said}")
+
+
+def test_memory_is_compared_with_what_the_run_takes() -> None:
+    small = replace(GOOD, memory=3_000_000_000, shared_memory=1_500_000_000)
+    nodes = {"one": CheckedNode("10.0.0.1", GOOD, 0.0), "two": CheckedNode("10.0.0.2", small, 0.0)}
+    assert [*of_memory(nodes, 2.9e9, 4e8)] == [*of_memory(nodes, 0, 0)] == []
+    (line,) = map(str, of_memory(nodes, 4e9, 0))
+    assert line.startswith("two: 3 GB of its memory can be had, and the run's processes take 4 GB of a node's. Free it")
+    (line,) = map(str, of_memory(nodes, 0, 1e9))
+    assert line.startswith("two: /dev/shm has 1.5 GB free, of 2 GB at least. Free it, or enlarge it: `docker run")
 
 
 def test_what_this_machine_lacks_is_said_once() -> None:
@@ -110,6 +131,12 @@ def test_ports_that_a_run_would_not_get_are_named() -> None:
     assert said(GOOD.ports, {30000: "--engine-port"}) == []
     (line,) = said(Ports((32768, 60999), (30000,)), {30000: "--engine-port", 30001: "--engine-port"})
     assert line == "two: --engine-port 30000: something listens there. Choose another, or drop the option"
+    (line,) = said(Ports((32768, 60999), (61000,)), {61000: "--engine-port"})
+    assert line == "two: --engine-port 61000: something listens there. Choose another, or drop the option"
+    for first in (32767, 40000):  # of two engines
+        (line,) = said(GOOD.ports, {first: "--engine-port", first + 1: "--engine-port"})
+        found = f"two: --engine-port {max(first, 32768)} is among those that the kernel takes for connections"
+        assert line == f"{found}, 32768-60999. Choose one from 20000 on and below 32768, or drop the option"
     for ports, free in ((Ports((9000, 65000), (22,)), 0), (Ports((20010, 60999), (20001, 20002)), 8)):
         (line,) = said(ports, {})
         assert line.startswith(f"two: {free} ports from 20000 on are free below {ports.kernels[0]}, from where")
@@ -118,9 +145,9 @@ def test_ports_that_a_run_would_not_get_are_named() -> None:
 def test_the_map_of_ports_has_spans() -> None:
     ports = Ports((32768, 60999), (22, 6379, 20000, 20001, 20002, 31000))
     assert str(ports) == (
-        "20000-32767 of runs, 12764 free; 32768-60999 of the kernel; taken below: 22, 6379, 20000-20002, 31000"
+        "20000-32767 of runs, 12764 free; 32768-60999 of the kernel; taken: 22, 6379, 20000-20002, 31000"
     )
-    assert str(Ports((9000, 65000), ())).startswith("none of runs; 9000-65000 of the kernel; taken below: none")
+    assert str(Ports((9000, 65000), ())).startswith("none of runs; 9000-65000 of the kernel; taken: none")
 
 
 def test_pairs_of_nodes_that_do_not_talk_or_talk_slowly_are_named() -> None:
@@ -151,6 +178,16 @@ def test_rays_settings_are_looked_at_above_64_nodes() -> None:
     assert "num_workers_soft_limit" not in line and "RAY_worker_register_timeout_seconds=120" in line
 
 
+def test_settings_of_rays_control_service_are_asked_of_the_head() -> None:
+    def node(**settings: str) -> CheckedNode:
+        return CheckedNode("10.0.0.1", replace(GOOD, ray_settings=settings), 0.0)
+
+    gcs = {"gcs_rpc_server_connect_timeout_s": "60"}
+    both = {"num_workers_soft_limit": "16"}
+    assert settings_of({"one": node(**gcs, **both), "two": node(**both)}, "one") == {**gcs, **both}
+    assert settings_of({"one": node(**both), "two": node(**gcs)}, "one") == {}
+
+
 def test_a_folder_too_small_or_too_slow_for_checkpoints_is_named() -> None:
     right: dict[str, Any] = {"free": 3e11, "written": 1e9, "checkpoint": 10**11, "deadline_s": 3600.0}
 
@@ -163,6 +200,25 @@ def test_a_folder_too_small_or_too_slow_for_checkpoints_is_named() -> None:
     (line,) = said(written=1e7)
     assert line.startswith("shared folder: /shared/outputs takes 0.01 GB/s, so that a checkpoint of up to 100 GB takes")
     assert "--step-timeout-s 3600" in line
+    # A run that saves nothing, and a folder whose speed could not be measured.
+    assert said(checkpoint=0, free=0, written=1) == [] and said(written=0) == []
+
+
+def test_a_full_disk_is_one_finding_among_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    problems: list[Any] = []
+    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "open", full)
+    with cluster_command._canary(tmp_path, problems) as found:
+        assert found == ("", "")
+    assert cluster_command._speed(tmp_path, problems) == 0.0
+    assert len(problems) == 2
+    assert all(str(one).startswith("shared folder: ") and str(tmp_path) in str(one) for one in problems)
+    node = CheckedNode("10.0.0.1", replace(GOOD, canary=""), 0.0)
+    assert compare({"one": node}, GOOD, "", OUTPUT) == []
+    assert not any("disk-write" in line for line in Checked({"one": node}, problems).lines())
 
 
 def test_processes_of_another_ray_are_found() -> None:
@@ -181,8 +237,11 @@ def test_processes_of_another_ray_are_found() -> None:
             while not found(f"{session}2"):
                 assert time.monotonic() < deadline, (process, process.cmdline())
             assert found(f"{session}2") == [f"process {left.pid} of {process.username()} ({shown})"]
-            # One that this session has started is not left behind.
+            # One that this session has started, or that uses it, is not left behind.
             assert found(session) == []
+            assert node_state.left_behind(f"{session}2", [left.pid]) == [
+                one for one in node_state.left_behind(f"{session}2") if f"process {left.pid} " not in one
+            ]
         finally:
             left.kill()
 
@@ -226,8 +285,10 @@ def test_the_content_of_a_folder_counts(tmp_path: Path) -> None:
     assert fingerprint(first) == fingerprint(second) != ""
     (second / "in" / "file").write_bytes(b"x" * 2_999_999 + b"y")
     assert fingerprint(first) != fingerprint(second)
+    assert fingerprint(first, whole=False) == fingerprint(second, whole=False) != ""
     (second / "in" / "file").rename(second / "in" / "other")
     assert fingerprint(first) != fingerprint(second)
+    assert fingerprint(first, whole=False) != fingerprint(second, whole=False)
     assert fingerprint(tmp_path / "none") == ""
 
 
@@ -240,12 +301,12 @@ def test_this_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         port = node_settings.free_port("127.0.0.1", 20000)
         low.bind(("127.0.0.1", port))
         low.listen()
-        facts = node_facts(str(tmp_path / "canary"), [str(tmp_path)], "no session")
+        facts = node_facts(Question(str(tmp_path / "canary"), [str(tmp_path)], "no session"))
         assert port in facts.ports.taken and high.getsockname()[1] not in facts.ports.taken
     assert facts.ray_settings["num_workers_soft_limit"] == "16"
     assert facts.canary == "sings" and facts.contents[str(tmp_path)]
     assert {"slime-rl", "torch", "ray", "Python"} <= {*facts.versions}
-    assert facts.shared_memory > 0 and facts.open_files != 0
+    assert facts.memory > 0 and facts.shared_memory > 0 and facts.open_files != 0
     # The address of a proxy may have a key.
     assert "http_proxy" in facts.proxies and "k3y" not in str(facts)
 
@@ -266,10 +327,14 @@ def three() -> Iterator[Cluster]:
 
 
 def check(on: Cluster, folder: Path, *words: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return slime(on, folder, "cluster", "check", *words, flags=("--", *flags))
+
+
+def slime(on: Cluster, folder: Path, *words: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     node = on.nodes[0]
-    slime = str(Path(sys.executable).with_name("slime"))
+    program = str(Path(sys.executable).with_name("slime"))
     return subprocess.run(
-        node.command(slime, "cluster", "check", *words, "--ray-address", on.address, "--", *flags, folder=folder),
+        node.command(program, *words, "--ray-address", on.address, *flags, folder=folder),
         env={**os.environ, **node.own_variables},
         capture_output=True,
         text=True,
@@ -339,6 +404,18 @@ run-name = "one"
     assert any(node == names[1] and text.startswith("/dev/shm has 0.") for node, text in found)
     assert any(node == "cluster" and "needs 7 CPUs" in text for node, text in found)
     assert any(node == names[2] and "(sglang::scheduler 600) is not of this Ray" in text for node, text in found)
-    assert any(node == f"{names[1]} and {names[2]}" and "do not reach each other" in text for node, text in found)
+    links = {tuple(link["nodes"]): link for link in told["links"]}
+    assert {pair for pair, link in links.items() if link["broadcast"] is None} == {(names[1], names[2])}
+    assert len(links) == 3 and all(link["broadcast"] or link["reason"] for link in links.values())
+    cut = links[names[1], names[2]]["reason"]
+    assert (f"{names[1]} and {names[2]}", f"processes of them do not reach each other: {cut}") in found
     assert any(node == names[0] and text.startswith("--engine-port 6379: ") for node, text in found)
     assert len(found) == 10
+
+    # The run itself looks, too, and has started nothing by then.
+    asked = ("--num-rollout", "1", "--output-dir", str(TEMPORARY / "outputs"), "--actor-num-gpus-per-node", "6")
+    refused = slime(three, tmp_path, "train", str(run), "--prompt-data", f"{tmp_path}/prompts.jsonl", *asked)
+    told_of = " ".join(refused.stderr.split())
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    for name in names[1:]:
+        assert f"{name}: it does not see what this machine writes to {TEMPORARY}/outputs/one." in told_of

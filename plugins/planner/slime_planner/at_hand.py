@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # has no stubs of its own
 
 from slime.config import RunConfig
+from slime.errors import SlimeError
 from slime.plugin.architecture import Architecture
+from slime.weights.models import Models
 from slime_planner.cluster import GIB, GPUS, Cluster, GpuKind
 from slime_planner.devices import Devices, find_devices
 from slime_planner.fleet_lines import assumed_lines, engine_lines, memory_lines, step_lines, sync_line
-from slime_planner.fleet_plan import FleetPlan, fleet_plan
+from slime_planner.fleet_plan import FleetPlan, fleet_plan, host_need
 from slime_planner.known_models import described
+from slime_planner.predicted_cache import engine_memory
+from slime_planner.predicted_memory import not_predicted, rank_memory
 from slime_planner.rates import Rates
 
 #: planned for if no device is seen from here
@@ -45,6 +50,30 @@ def plan_at_hand(
         lines["weight sync"] = [sync_line(plan)]
         lines["seconds"] = [*step_lines(plan)]
     return {**lines, "assumed": [*assumed_lines(plan.rates)], "notes": [*_warnings(plan, with_engines)]}
+
+
+def host_at_hand(config: RunConfig) -> tuple[float, float]:
+    """Bytes of host memory that a run takes on a node of its trainer, and those of a batch's routed experts.
+
+    Without GPUs ranks and engines are in host memory themselves. Of what is not predicted it is 0.
+    """
+    folder = config.checkpoint.hf_checkpoint
+    if folder is None or not_predicted(config) is not None:
+        return 0.0, 0.0
+    try:
+        models = Models.installed(config)
+        model = models.as_trained(models.read(Path(folder)))
+    except SlimeError:  # which the checks of a run tell
+        return 0.0, 0.0
+    held = rank_memory(config, model)
+    need = host_need(config, described(folder, model), held)
+    if config.on_gpu:
+        return need.total, need.routes
+    options = config.cluster
+    ranks = min(options.actor_num_gpus_per_node, config.world_size)
+    # Engines are beside the ranks: as many as there are devices for, whole or in parts.
+    engines = min(ranks, config.rollout_devices) * engine_memory(config, model) if config.trains_policy else 0.0
+    return max(one.total for one in held) * ranks + engines, need.routes
 
 
 def cluster_at_hand(config: RunConfig, devices: Devices, *, with_engines: bool) -> tuple[Cluster, str]:

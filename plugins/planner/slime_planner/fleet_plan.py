@@ -180,7 +180,7 @@ def fleet_plan(
         needs,
         micro.text,
         generation.engine,
-        _host_need(config, model, held),
+        host_need(config, model, held),
         sync_ways(config, model, cluster, rates),
         training_seconds(config, model, cluster, rates, work_of(config, rates), micro, heaviest),
         generation.seconds,
@@ -256,7 +256,7 @@ def _engine_need(config: RunConfig, model: PlannedModel, cluster: Cluster) -> En
     return EngineNeed(weights, share, token, tokens if stated is None else min(tokens, int(stated)))
 
 
-def _host_need(config: RunConfig, model: PlannedModel, held: list[RankMemory]) -> HostNeed:
+def host_need(config: RunConfig, model: PlannedModel, held: list[RankMemory]) -> HostNeed:
     """Of the node whose ranks need most."""
     ranks = min(config.cluster.actor_num_gpus_per_node, config.world_size)
     optimizer = max(one.host for one in held) * ranks

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from tests.model_scripts import layouts
 from tests.support.families import read_architecture
 from tests.support.tiny_models import make_tiny_model
@@ -15,6 +16,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 
 from slime.config import RunConfig
 from slime_planner import predicted_memory
+from slime_planner.at_hand import host_at_hand
 from slime_planner.predicted_cache import engine_memory
 from slime_planner.predicted_memory import logits_memory, memory_lines, memory_note, rank_memory
 
@@ -100,6 +102,17 @@ def test_adam_in_bfloat16_takes_18_bytes_a_number() -> None:
     assert (eight.weights, eight.gradients, eight.optimizer) == (2 * numbers, 4 * numbers, 12 * numbers / 8)
     [sgd] = rank_memory(config_of("--optimizer sgd --sgd-momentum 0"), model)
     assert (sgd.weights, sgd.gradients, sgd.optimizer) == (4 * numbers, 4 * numbers, 0)
+
+
+def test_the_memory_of_a_nodes_host_is_that_of_its_processes(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, "qwen3", seed=0)
+    numbers = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    two = f"--hf-checkpoint {folder} --actor-num-gpus-per-node 2 --rollout-num-gpus 2"
+    # Two ranks with weights and gradients, and half of Adam's moments each, and two engines with weights.
+    assert host_at_hand(config_of(f"{two} --device cpu")) == (2 * (4 + 4 + 8 / 2) * numbers + 2 * 4 * numbers, 0)
+    # What the ranks give up for the engines, weights and optimizer, in memory that is rounded up.
+    assert host_at_hand(config_of(f"{two} --device cuda --bf16 --colocate")) == (2 * 2 * (2 + 12 / 2) * numbers, 0)
+    assert host_at_hand(config_of("--hf-checkpoint /no/such/folder --device cpu")) == (0, 0)
 
 
 def test_adapters_alone_have_gradients() -> None:
