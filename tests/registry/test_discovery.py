@@ -14,7 +14,18 @@ from slime.errors import ConfigError, PluginLoadError, PluginNotFoundError
 from slime.registry.find import find_plugins
 from slime.registry.plugin_set import load_plugins, survey_plugins
 
-OWN = ["datasources", "estimators", "families", "generators", "planner", "quantised", "rewards", "trackers", "viewer"]
+OWN = [
+    "datasources",
+    "estimators",
+    "families",
+    "generators",
+    "launch",
+    "planner",
+    "quantised",
+    "rewards",
+    "trackers",
+    "viewer",
+]
 
 
 def ids(**options: Any) -> list[str]:
@@ -78,6 +89,7 @@ def test_deny_overrides_allow_and_first_party_plugins(install_reward: Any) -> No
         "estimators",
         "families",
         "generators",
+        "launch",
         "planner",
         "quantised",
         "trackers",

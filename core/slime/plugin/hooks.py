@@ -103,6 +103,12 @@ def slime_plan_lines(
 
 
 @hookspec
+def slime_ray_joined(config: RunConfig, run_dir: Path) -> None:
+    """Ray runs, or the cluster is joined, and no process of the run has started. Refuse the run, or this attempt at it,
+    by raising a `slime.errors.SlimeError`."""
+
+
+@hookspec
 def slime_run_started(run_dir: Path, config: RunConfig) -> None:
     """The run folder exists and the processes are up."""
 

@@ -156,6 +156,7 @@ class Run:
         }
         self.observer.starting(", ".join(part for part, present in parts.items() if present))
         self._watch.add_ray()
+        self._plugins.manager.hook.slime_ray_joined(config=config, run_dir=self._run_dir)
         self._placement = place(config, ranks=ranks, num_engines=num_engines, again=self.observer.restarts["run"] > 0)
         self._trainer.start(self._placement.trainer)
         if num_engines:
