@@ -149,8 +149,8 @@ def test_a_lost_server_and_a_lost_node_are_named_and_the_run_goes_on(nodes: Clus
     assert run.wait(600) == 0, run.output
     assert len(run.steps()) == 60
     assert sum(row.get("restarts/engine", 0) for row in run.steps()) >= 1
-    # After that of the engine; a second one, if its process was missed before its node was.
-    assert re.search(r"restart [23] of 3, from ckpt/rollout_", run.output), run.output
+    # After that of the engine. That its process may have been missed before its node was does not count.
+    assert re.search(r"restart 2 of 3, from ckpt/rollout_", run.output), run.output
     assert run.output.count("resumed from") == 1, run.output
     assert all(row["train/logprob_gap_max"] < 1e-3 for row in run.steps())
     assert left_on(nodes) == []

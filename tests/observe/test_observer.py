@@ -15,6 +15,7 @@ import pytest
 
 from slime.config.options import RolloutOptions, RunOptions
 from slime.config.run_config import RunConfig
+from slime.errors import ClusterError, EngineError
 from slime.observe.metrics import MetricsWriter, read_metrics
 from slime.observe.observer import RunObserver
 from slime.registry.plugin_set import PluginSet, load_plugins
@@ -105,6 +106,18 @@ def test_a_run_reaches_file_tensorboard_terminal_pictures_and_plugins(tmp_path: 
     assert recording.calls[1][1]["metrics"]["train/loss"] == 0.25
     assert recording.calls[-2][1] == {"run_dir": tmp_path, "outcome": "finished"}
     assert f"  {'page.html':<22}what a plugin made of the run" in text
+
+
+def test_the_loss_of_a_node_whose_engine_was_missed_first_is_one_restart(tmp_path: Path) -> None:
+    for error, counted in ((ClusterError("node 10.0.0.2 has ended"), 2), (EngineError("engine 1 did not start"), 3)):
+        observer, _, _ = observe(tmp_path)
+        for engine in range(2):
+            observer.part_lost("engine", f"engine {engine}", "it has ended")
+        observer.part_back("engine 0", 1.0, 0)
+        observer.ending(error)
+        observer.restarting("it", None)
+        assert observer.restarts.total() == counted
+        observer.run_finished("failed")
 
 
 def test_restarts_are_lines_metrics_and_a_fact_of_the_end(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from slime.config.eval_sets import eval_sets
-from slime.errors import DiskFullError, SlimeError, disk_full, is_disk_full
+from slime.errors import ClusterError, DiskFullError, SlimeError, disk_full, is_disk_full
 from slime.errors.raised import ONLY_IN_LOGS, Raised
 from slime.observe.evaluation import write_results
 from slime.observe.log import begin_in_logs, last_log_line, start_log
@@ -111,6 +111,8 @@ class RunObserver:
         #: how often the run, or parts of it, were restarted: "run", "engine", "router"
         self.restarts: Counter[str] = Counter()
         self._restarted: dict[str, float] = {}
+        #: parts that are being restarted, and the kind of each
+        self._away: dict[str, str] = {}
         #: one line for each restart of the run
         self._retold: list[str] = []
         #: the sum of the kernel overheads of steps, and how many there were
@@ -168,7 +170,10 @@ class RunObserver:
                     self.terminal.first_evaluation({name: n for name, n in row.items() if n is not None})
 
     def ending(self, error: SlimeError) -> None:
-        """The run ends because of `error`, and its processes are being ended, which takes seconds."""
+        """The run, or an attempt at it, ends because of `error`; its processes are being ended, which takes seconds."""
+        if isinstance(error, ClusterError):  # An engine may be missed before its node is: that is one restart.
+            self.restarts.subtract(self._away.values())
+        self._away.clear()
         with self._sink("terminal"):
             self.terminal.say((f"ending the run: {str(error).partition(chr(10))[0]}", "red"))
 
@@ -198,6 +203,7 @@ class RunObserver:
         """An engine or the router, `part`, is in trouble and is restarted; only the first line of `how` is shown."""
         first = how.partition("\n")[0]
         self.restarts[kind] += 1
+        self._away[part] = kind
         self._restarted[f"restarts/{kind}"] = self._restarted.get(f"restarts/{kind}", 0.0) + 1
         most = self._config.cluster.max_restarts
         with self._sink("terminal"):
@@ -208,6 +214,7 @@ class RunObserver:
 
     def part_back(self, part: str, seconds: float, repeated: int) -> None:
         """A part that was restarted is in service again, after so many requests were sent again."""
+        self._away.pop(part, None)
         self._restarted["restarts/seconds"] = self._restarted.get("restarts/seconds", 0.0) + seconds
         requests = "1 request" if repeated == 1 else f"{repeated} requests"
         with self._sink("terminal"):
