@@ -64,3 +64,24 @@ def test_only_a_run_that_has_saved_and_was_not_cancelled_is_requeued(
         assert running.wait(60) == 143, said + running.stdout.read()
     asked = (tmp_path / "scontrol").read_text().splitlines()
     assert ("requeue 7" in asked) == requeues
+
+
+def test_a_run_file_that_a_node_does_not_see_is_named_before_anything_starts(
+    own_run_file: Path, tmp_path: Path
+) -> None:
+    job = read_job(own_run_file, [], LaunchOptions(on="slurm", gpus_per_node=8), "2026-01-02_030405")
+    script = write_launch(job, "slurm.sh", render(job))
+    write_secrets(job)
+    # As on a node whose file system is another: Slurm gives it the script, and nothing else.
+    sent = script.rename(tmp_path / "slurm_script")
+    job.run_dir.rename(tmp_path / "elsewhere")
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+    done = subprocess.run(
+        ["bash", str(sent)], env={**os.environ, **slurm}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert (
+        line.startswith(f"slime launch: node n1: {job.run_dir}")
+        and "cannot be read here: --output-dir has to be" in line
+    )
