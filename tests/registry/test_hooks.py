@@ -128,6 +128,22 @@ def test_a_plugin_may_refuse_a_configuration(install: Any, config_with: Any) -> 
         check_config(survey_plugins(), config_with(reward="refused"))
 
 
+def test_a_plugin_may_refuse_the_nodes_of_a_cluster(install: Any) -> None:
+    refuses = """
+    import slime.plugin as sp
+    from slime.errors import ConfigError
+    slime_api = 1
+
+    @sp.hookimpl
+    def slime_ray_joined(config, run_dir):
+        raise ConfigError(f"not for {run_dir}")
+"""
+    install("slime-nodes", "1", {"nodes": "nodes_mod"}, {"nodes_mod": refuses})
+    plugins = survey_plugins(PluginOptions(deny=["launch"]))
+    with pytest.raises(ConfigError, match=r"^not for r$"):
+        plugins.manager.hook.slime_ray_joined(config=None, run_dir=Path("r"))
+
+
 def test_a_crashing_config_check_stops_only_runs_that_use_its_plugin(
     install: Any, config_with: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -399,7 +399,7 @@ run-name = "one"
         (names[2], unseen),
         (names[1], f"{prompts} has another content than here"),
         (names[2], f"{prompts} is missing or cannot be read there"),
-        ("cluster", "3 of 4 nodes are in it: node-0, node-1, node-2"),
+        ("cluster", f"3 of 4 nodes are in it: {', '.join(names)}"),
     } <= found
     assert any(node == names[1] and text.startswith("/dev/shm has 0.") for node, text in found)
     assert any(node == "cluster" and "needs 7 CPUs" in text for node, text in found)
@@ -413,7 +413,8 @@ run-name = "one"
     assert len(found) == 10
 
     # The run itself looks, too, and has started nothing by then.
-    asked = ("--num-rollout", "1", "--output-dir", str(TEMPORARY / "outputs"), "--actor-num-gpus-per-node", "6")
+    asked = ("--actor-num-gpus-per-node", "6", "--rollout-batch-size", "6", "--n-samples-per-prompt", "2")
+    asked += ("--rollout-max-response-len", "8", "--output-dir", str(TEMPORARY / "outputs"))
     refused = slime(three, tmp_path, "train", str(run), "--prompt-data", f"{tmp_path}/prompts.jsonl", *asked)
     told_of = " ".join(refused.stderr.split())
     assert refused.returncode == 2, refused.stdout + refused.stderr

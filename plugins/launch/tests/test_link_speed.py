@@ -51,7 +51,8 @@ def test_a_side_listens_on_its_own_address_alone() -> None:
     # Where torch's store would listen on every interface, somebody who listens on another is in its way.
     first = free_port("127.0.0.2", OWN_PORTS[0])
     with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", first)):
-        port = Talker().listen("127.0.0.2")
+        side = Talker()  # which holds the store
+        port = side.listen("127.0.0.2")
         own = psutil.Process().net_connections("tcp")
         assert {one.laddr.ip for one in own if one.laddr.port == port} == {"127.0.0.2"} | (
             {"127.0.0.1"} if port == first else set()
