@@ -74,7 +74,12 @@ def write_run(folder: Path, samples: int, steps: int) -> int:
                     }
                     written += file.write(json.dumps(row) + "\n")
             mean = statistics.fmean(rewards)
-            numbers = {"rollout/reward_mean": mean, "rollout/reward_std": 0.5, "time/step": 1.0, "train/entropy": 0.5}
+            numbers = {
+                "rollout/reward_mean": mean,
+                "rollout/reward_std": 0.5,
+                "time/step": 1.0,
+                "train/entropy": 0.5 - 0.1 * step / steps,
+            }
             metrics.write(
                 json.dumps({"step": step, **numbers, **{f"train/more_{n}": mean * n for n in range(60)}}) + "\n"
             )
