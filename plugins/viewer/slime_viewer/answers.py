@@ -17,6 +17,8 @@ from slime_viewer.differences import (
     metric_ends,
     plugin_differences,
     prompts_compared,
+    seed_sets,
+    told_apart,
 )
 from slime_viewer.filters import read_filter
 from slime_viewer.index import IndexState, RunIndex
@@ -222,17 +224,21 @@ def _missing(what: str) -> DataError:
     return DataError(f"there is no {what} in this run; its file may have been deleted, or not be indexed yet")
 
 
-def compare_answer(first: RunIndex, second: RunIndex, kind: str) -> dict[str, Any]:
-    """What differs between two runs, and the prompts whose rewards of the samples of a `kind` differ most."""
-    one, other = first.folder, second.folder
-    prompts = prompts_compared(first, second, kind, MAX_PROMPTS)
+def compare_answer(runs: Sequence[RunIndex], kind: str) -> dict[str, Any]:
+    """What differs between runs, and the prompts whose rewards of the samples of a `kind` differ most."""
+    folders = [run.folder for run in runs]
+    prompts = prompts_compared(runs, kind, MAX_PROMPTS)
     for entry in prompts:
-        members, _ = queries.group(first, entry["first"]["group"])
+        members, _ = queries.group(runs[0], entry["runs"][0]["group"])
         entry["question"] = members[0].brief()["question"] if members else ""
+    config, plugins = config_differences(*folders), plugin_differences(*folders)
+    names = [folder.name for folder in folders]
     return {
-        "config": [asdict(difference) for difference in config_differences(one, other)],
-        "plugins": [asdict(difference) for difference in plugin_differences(one, other)],
-        "ends": [{**asdict(ends), "clear": ends.clear} for ends in metric_ends(one.metrics, other.metrics)],
-        "identical": identical_until(one.metrics, other.metrics),
+        "labels": told_apart(config, names),
+        "sets": seed_sets(config, plugins, names),
+        "config": [asdict(one) for one in config],
+        "plugins": [asdict(one) for one in plugins],
+        "ends": [{**asdict(one), "clear": one.clear} for one in metric_ends(*(folder.metrics for folder in folders))],
+        "identical": [identical_until(folders[0].metrics, folder.metrics) for folder in folders[1:]],
         "prompts": prompts,
     }

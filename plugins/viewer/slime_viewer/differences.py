@@ -1,10 +1,11 @@
-"""Two runs side by side: what differs in their configuration, their plugins, their curves and their answers."""
+"""Runs side by side: what differs in their configuration, their plugins, their curves and their answers."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -18,6 +19,8 @@ WINDOW = 10
 _T = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 #: what two runs learned, by the beginnings of metrics. Others, such as hits of a cache, depend on who came first
 _LEARNED = ("rollout/reward", "rollout/response_length", "train/loss", "train/grad_norm")
+#: entries of a configuration by which a run is named, at most, and characters of a value
+_TOLD, _LONG = 4, 24
 #: names of a run, which always differ
 _NAMES = frozenset({"run.run_name", "run.output_dir"})
 #: entries of plugins.json that say where a package lies, not what it is
@@ -26,30 +29,54 @@ _PLACES = frozenset({"url", "editable"})
 
 @dataclass(frozen=True)
 class Difference:
-    """One entry that two runs do not share; None: it is missing."""
+    """One entry that runs do not share: its value in each; None: it is missing."""
 
     name: str
-    first: Any
-    second: Any
+    values: tuple[Any, ...]
+
+    @property
+    def first(self) -> Any:
+        """The first run's."""
+        return self.values[0]
+
+    @property
+    def second(self) -> Any:
+        """The second run's."""
+        return self.values[1]
 
 
 @dataclass(frozen=True)
 class Ends:
-    """One metric of two runs."""
+    """One metric of several runs, at the end."""
 
     name: str
-    #: the means are of the steps from `since` to `step` that both have
+    #: the means are of the steps from `since` to `step` that all have
     since: int
     step: int
-    first: float
-    second: float
-    #: half of the 95 % interval of their difference, if it is known
-    margin: float | None = None
+    values: tuple[float, ...]
+    #: for each run but the first: half of the 95 % interval of its difference from the first, if it is known
+    margins: tuple[float | None, ...]
+
+    @property
+    def first(self) -> float:
+        """The first run's."""
+        return self.values[0]
+
+    @property
+    def second(self) -> float:
+        """The second run's."""
+        return self.values[1]
+
+    @property
+    def margin(self) -> float | None:
+        """Of the second run."""
+        return self.margins[0]
 
     @property
     def clear(self) -> bool:
-        """Whether the difference is larger than its interval."""
-        return self.margin is not None and abs(self.second - self.first) > self.margin
+        """Whether a difference is larger than its interval."""
+        pairs = zip(self.values[1:], self.margins, strict=True)
+        return any(margin is not None and abs(value - self.first) > margin for value, margin in pairs)
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -65,48 +92,95 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return entries
 
 
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Difference]:
+def differences(*contents: Mapping[str, Any]) -> list[Difference]:
     """The entries that differ, by name."""
-    one, other = flat(first), flat(second)
-    missing = object()
+    entries, missing = [flat(content) for content in contents], object()
+    names = sorted({name for one in entries for name in one})
     return [
-        Difference(name, one.get(name), other.get(name))
-        for name in sorted(one.keys() | other.keys())
-        if one.get(name, missing) != other.get(name, missing)
+        Difference(name, tuple(one.get(name) for one in entries))
+        for name in names
+        if any(one.get(name, missing) != entries[0].get(name, missing) for one in entries[1:])
     ]
 
 
-def config_differences(first: RunFolder, second: RunFolder) -> list[Difference]:
+def config_differences(*runs: RunFolder) -> list[Difference]:
     """What differs in the configuration, but for the runs' names."""
-    return [one for one in differences(first.config(), second.config()) if one.name not in _NAMES]
+    return [one for one in differences(*(run.config() for run in runs)) if one.name not in _NAMES]
 
 
-def plugin_differences(first: RunFolder, second: RunFolder) -> list[Difference]:
+def plugin_differences(*runs: RunFolder) -> list[Difference]:
     """What differs in the components used, with their packages, versions and options."""
-    one, other = (folder.plugins().get("used", {}) for folder in (first, second))
-    if not isinstance(one, dict) or not isinstance(other, dict):
+    used = [run.plugins().get("used", {}) for run in runs]
+    if not all(isinstance(one, dict) for one in used):
         return []
-    return [found for found in differences(one, other) if found.name.rpartition(".")[2] not in _PLACES]
+    return [found for found in differences(*used) if found.name.rpartition(".")[2] not in _PLACES]
 
 
-def metric_ends(first: Metrics, second: Metrics, window: int = WINDOW) -> list[Ends]:
-    """The metrics of both runs, as means of the last steps that both have; of evaluations, the last one that both have.
+def _is_seed(name: str) -> bool:
+    return name.rpartition(".")[2].endswith("seed")
 
-    Differences that are larger than their 95 % interval come first. The interval is that of the mean difference of the
-    steps; of an evaluation, it follows from the intervals of both.
+
+def told_apart(found: Sequence[Difference], names: Sequence[str]) -> list[str]:
+    """What runs are called beside each other: by what differs in their configuration, such as `lr 0.0001, seed 2`.
+
+    Where that is much, or the same for two, the run's own name stands.
     """
-    known = set(second.names)
+    # What goes through the runs as another entry does is said once: the seed of the run and that of its rollouts.
+    columns: dict[str, tuple[str, ...]] = {}
+    for one in sorted(found, key=lambda one: _is_seed(one.name)):
+        values = tuple(_brief(value) for value in one.values)
+        if values not in columns.values():
+            columns[one.name] = values
+    ends = Counter(name.rpartition(".")[2] for name in columns)
+    words = {name: end if ends[end := name.rpartition(".")[2]] == 1 else name for name in columns}
+    told = [", ".join(f"{words[name]} {values[n]}" for name, values in columns.items()) for n in range(len(names))]
+    seen = Counter(told)
+    return [
+        one if one and seen[one] == 1 and len(columns) <= _TOLD else name for one, name in zip(told, names, strict=True)
+    ]
+
+
+def _brief(value: Any) -> str:
+    said = "none" if value is None else str(value)
+    return said if len(said) <= _LONG else f"…{said[-_LONG:]}"
+
+
+def seed_sets(
+    config: Sequence[Difference], plugins: Sequence[Difference], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The numbers of the runs, those together that differ in their seeds alone, each with what sets it apart."""
+    sets: dict[str, list[int]] = {}
+    kept = [one for one in config if not _is_seed(one.name)]
+    for number in range(len(names)):
+        told = repr([one.values[number] for one in (*kept, *plugins)])
+        sets.setdefault(told, []).append(number)
+    firsts = [runs[0] for runs in sets.values()]
+    apart = [replace(one, values=tuple(one.values[number] for number in firsts)) for one in kept]
+    labels = told_apart(apart, [names[number] for number in firsts])
+    return [{"label": label, "runs": runs} for label, runs in zip(labels, sets.values(), strict=True)]
+
+
+def metric_ends(*runs: Metrics, window: int = WINDOW) -> list[Ends]:
+    """The metrics of all runs, as means of the last steps that all have; of evaluations, the last one that all have.
+
+    Differences from the first run that are larger than their 95 % interval come first. The interval is that of the mean
+    difference of the steps; of an evaluation, it follows from the intervals of both.
+    """
+    known = set.intersection(*(set(metrics.names) for metrics in runs))
     ends = []
-    for name in [name for name in first.names if name in known]:
-        one, other = (dict(zip(*metrics.series(name), strict=True)) for metrics in (first, second))
+    for name in [name for name in runs[0].names if name in known]:
+        columns = [dict(zip(*metrics.series(name), strict=True)) for metrics in runs]
         held_out = name.startswith("eval/")
-        shared = sorted(one.keys() & other.keys())[-(1 if held_out else window) :]
+        shared = sorted(set.intersection(*(set(one) for one in columns)))[-(1 if held_out else window) :]
         if shared:
-            halves = [_half(metrics, name, shared[-1]) for metrics in (first, second)]
-            of_steps = None if held_out else _margin([other[step] - one[step] for step in shared])
-            margin = of_steps if None in halves else math.hypot(*(half or 0.0 for half in halves))
-            first_mean, second_mean = (fmean(values[step] for step in shared) for values in (one, other))
-            ends.append(Ends(name, shared[0], shared[-1], first_mean, second_mean, margin))
+            values = tuple(fmean(one[step] for step in shared) for one in columns)
+            halves = [_half(metrics, name, shared[-1]) for metrics in runs]
+            margins = []
+            for one, half in zip(columns[1:], halves[1:], strict=True):
+                of_steps = None if held_out else _margin([one[step] - columns[0][step] for step in shared])
+                known_both = halves[0] is not None and half is not None
+                margins.append(math.hypot(halves[0] or 0.0, half or 0.0) if known_both else of_steps)
+            ends.append(Ends(name, shared[0], shared[-1], values, tuple(margins)))
     return sorted(ends, key=lambda one: not one.clear)
 
 
@@ -141,15 +215,17 @@ def identical_until(first: Metrics, second: Metrics) -> int | None:
     return steps[0][shared - 1] if same and learned else None
 
 
-def prompts_compared(first: RunIndex, second: RunIndex, kind: str, most: int) -> list[dict[str, Any]]:
-    """The prompts of both runs by how much their mean rewards differ, at each one's last visit."""
-    one, other = prompt_means(first, kind), prompt_means(second, kind)
-    shared = sorted(one.keys() & other.keys(), key=lambda prompt: (-abs(one[prompt][0] - other[prompt][0]), prompt))
+def prompts_compared(runs: Sequence[RunIndex], kind: str, most: int) -> list[dict[str, Any]]:
+    """The prompts that all runs have, by how much their mean rewards differ, at each one's last visit."""
+    means = [prompt_means(run, kind) for run in runs]
+
+    def spread(prompt: str) -> float:
+        rewards = [one[prompt][0] for one in means]
+        return max(rewards) - min(rewards)
+
+    shared = sorted(set.intersection(*(set(one) for one in means)), key=lambda prompt: (-spread(prompt), prompt))
+    names = ("reward", "visits", "group")
     return [
-        {
-            "prompt": prompt,
-            "first": {"reward": one[prompt][0], "visits": one[prompt][1], "group": one[prompt][2]},
-            "second": {"reward": other[prompt][0], "visits": other[prompt][1], "group": other[prompt][2]},
-        }
+        {"prompt": prompt, "runs": [dict(zip(names, one[prompt], strict=True)) for one in means]}
         for prompt in shared[:most]
     ]

@@ -299,10 +299,10 @@ class ViewServer:
         except SlimeError as error:
             return _error(400, str(error))
 
-    def _run(self, query: Query, name: str = "run") -> WatchedRun:
-        number = queries.whole_number(query.get(name, "0"))
+    def _run(self, query: Query) -> WatchedRun:
+        number = queries.whole_number(query.get("run", "0"))
         if number is None or number >= len(self.runs):
-            raise DataError(f"there is no run {query.get(name)}: slime view was started with {len(self.runs)}")
+            raise DataError(f"there is no run {query.get('run')}: slime view was started with {len(self.runs)}")
         return self.runs[number]
 
     def _opened(self, name: str) -> int:
@@ -325,13 +325,16 @@ class ViewServer:
         return alone
 
     def _compare(self, query: Query) -> dict[str, Any]:
-        one, other = self._run(query), self._run(query, "other")
+        numbers = query.get("runs", "").split(",")
+        chosen = [self._run({"run": number}) for number in numbers]
+        if len(chosen) < 2:
+            raise DataError("a comparison is of two runs or more")
         with ExitStack() as locks:
             # In one order, whoever asks: two questions would wait for each other.
             for run in self.runs:
-                if run in (one, other):
+                if run in chosen:
                     locks.enter_context(run.lock)
-            return answers.compare_answer(one.reader, other.reader, query.get("kind", "eval"))
+            return answers.compare_answer([run.reader for run in chosen], query.get("kind", "eval"))
 
     def _state(self, _query: Query) -> dict[str, str]:
         return {"version": ".".join(str(run.version) for run in self.runs)}

@@ -177,13 +177,42 @@ def test_the_runs_of_a_folder_are_listed_opened_and_compared(page: Any, serve: S
     expect(rows).to_have_count(3)
     page.get_by_role("button", name="steps").click()
     expect(rows.locator("td:nth-child(2)")).to_have_text(["one", "three", "two"])
-    page.get_by_label("compare one").check()
-    page.get_by_label("compare two").check()
-    page.get_by_role("button", name="Compare the two").click()
+    page.get_by_label("compare all").check()
+    page.get_by_role("button", name="Compare 3").click()
     expect(page.locator("main")).to_contain_text("Metrics at the end")
+    expect(page.locator(".chosen a")).to_have_text(["one", "three", "two"])
+    page.get_by_role("button", name="leave out three").click()
+    expect(page.locator(".chosen a")).to_have_text(["one", "two"])
     page.keyboard.press("0")
     page.get_by_role("button", name="three").click()
     expect(page.locator(".progress")).to_contain_text("7 steps")
+
+
+def test_a_sweep_is_named_by_what_differs_and_its_seeds_are_a_band(page: Any, serve: Serve, tmp_path: Path) -> None:
+    made = [
+        make_run(
+            tmp_path / f"run{number}",
+            STEPS,
+            reward=lambda step, group, sample, number=number: float((step + group + sample + number) % 3 == 0),
+            config=f"[run]\nseed = {seed}\n\n[megatron]\nlr = {lr}\n",
+        )
+        for number, (lr, seed) in enumerate([(1e-4, 1), (1e-4, 2), (5e-4, 1), (5e-4, 2)])
+    ]
+    one = serve(*made)
+    one.wait(4 * (STEPS * GROUPS * SAMPLES + GROUPS))
+    page.goto(f"{one.server.address}#/compare/0/1/2/3")
+    lrs = ["lr 0.0001, seed 1", "lr 0.0001, seed 2", "lr 0.0005, seed 1", "lr 0.0005, seed 2"]
+    expect(page.locator(".chosen a")).to_have_text(lrs)
+    expect(page.locator(".setname")).to_have_text(["lr 0.0001 (2)", "lr 0.0005 (2)"])
+    page.wait_for_selector(".u-over")
+    drawn = "uPlot.sync('steps').plots.map(plot => plot.bands.length)"
+    assert page.evaluate(drawn)[0] == 2
+    page.keyboard.press("s")
+    page.wait_for_function("location.hash.includes('seeds=0')")
+    expect(page.locator(".setname")).to_have_count(0)
+    page.wait_for_function(f"{drawn}[0] == 0")
+    colours = "uPlot.sync('steps').plots[0].series.slice(1).map(one => one.stroke()).filter((_, i) => i % 2)"
+    assert len(set(page.evaluate(colours))) == 4, "one colour a run"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

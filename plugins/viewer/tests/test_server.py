@@ -124,10 +124,10 @@ def test_the_questions_of_the_page_are_answered(served: Served) -> None:
     assert len(members) == 4 and members[0]["row"]["label"] is not None
     assert served.ask("sample", run=0, key=row["key"])["sample"]["row"]["response"].startswith("it is")
     assert len(served.ask("prompt", run=0, key=row["prompt"])["samples"]) == 49
-    compared = served.ask("compare", run=0, other=1, kind="train")
+    compared = served.ask("compare", runs="0,1", kind="train")
     assert {one["name"] for one in compared["config"]} == {"run.seed", "megatron.lr"}
-    assert compared["prompts"][0]["first"] == {"reward": 1.0, "visits": 12, "group": "000011/33"}
-    assert compared["prompts"][0]["second"]["reward"] == 0.0
+    assert compared["prompts"][0]["runs"][0] == {"reward": 1.0, "visits": 12, "group": "000011/33"}
+    assert compared["prompts"][0]["runs"][1]["reward"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from slime.config import read_config
 from slime.observe.samples import write_rollout
 from slime.types import Group, Status
 from slime_viewer.curves import Change, noise, sparkline
-from slime_viewer.differences import identical_until, metric_ends
+from slime_viewer.differences import Difference, identical_until, metric_ends, seed_sets, told_apart
 from slime_viewer.run_files import Metrics
 from slime_viewer.words import words
 
@@ -328,3 +328,27 @@ def test_showing_a_run_loads_nothing_heavy(tmp_path: Path) -> None:
         command = [sys.executable, "-c", script, *map(str, line)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == 0, ended.stderr
+
+
+def test_runs_of_a_sweep_are_named_by_what_differs_and_their_seeds_belong_together() -> None:
+    lr, names = Difference("megatron.lr", (1e-4, 1e-4, 5e-4)), ["a", "b", "c"]
+    seeds = [Difference("run.seed", (1, 2, 1)), Difference("rollout.rollout_seed", (1, 2, 1))]
+    assert told_apart([*seeds, lr], names) == ["lr 0.0001, seed 1", "lr 0.0001, seed 2", "lr 0.0005, seed 1"]
+    assert seed_sets([*seeds, lr], [], names) == [
+        {"label": "lr 0.0001", "runs": [0, 1]},
+        {"label": "lr 0.0005", "runs": [2]},
+    ]
+    other_plugin = Difference("reward.version", ("1", "2", "2"))
+    assert [one["runs"] for one in seed_sets([*seeds, lr], [other_plugin], names)] == [[0], [1], [2]]
+    assert told_apart([lr], names) == ["a", "b", "lr 0.0005"], "two that would be called the same keep their names"
+    same_end = Difference("critic.lr", (1, 2, 3))
+    assert told_apart([lr, same_end], names)[0] == "megatron.lr 0.0001, critic.lr 1"
+
+
+def test_the_ends_of_three_runs_are_at_the_steps_that_all_have(tmp_path: Path) -> None:
+    runs = [
+        rows_of(tmp_path / str(n), {step: {"train/loss": float(n + step)} for step in range(steps)})
+        for n, steps in enumerate((12, 5, 8))
+    ]
+    [ends] = metric_ends(*runs)
+    assert (ends.step, ends.values, ends.margins) == (4, (2.0, 3.0, 4.0), (0.0, 0.0)) and ends.clear

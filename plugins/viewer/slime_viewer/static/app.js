@@ -89,14 +89,14 @@ function App() {
   const listed = data?.listed;
   const { view = "", parts } = place();
   const id = +(parts[0] || 0);
-  const [a, b] = view == "compare" ? [id, +(parts[1] ?? 1)] : [id, id ? 0 : 1];
+  const compared = view == "compare" && parts.length > 1 ? parts.map(Number) : [id, id ? 0 : 1];
   useKeys({
     1: ["the run", () => go(address("run", [id]))],
     2: ["samples", () => go(address("samples", [id]))],
     ...(fixed ? {} : { 4: ["most extreme tokens", () => go(address("tokens", [id]))] }),
     ...(runs.length > 1
       ? {
-          3: ["two runs", () => go(address("compare", [a, b]))],
+          3: ["runs compared", () => go(address("compare", compared))],
           w: ["next run", () => go(address("run", [(id + 1) % runs.length]))],
         }
       : {}),
@@ -147,7 +147,7 @@ function App() {
         ${listed && link("Runs", address("runs", []), false)} ${link("Run", address("run", [id]), !view || view == "run")}
         ${link("Samples", address("samples", [id]), ["samples", "group", "sample", "prompt"].includes(view))}
         ${!fixed && link("Tokens", address("tokens", [id]), view == "tokens")}
-        ${runs.length > 1 && link("Compare", address("compare", [a, b]), view == "compare")}
+        ${runs.length > 1 && link("Compare", address("compare", compared), view == "compare")}
         <button class="plain" title="Keys" onClick=${() => setHelp(!help)}>?</button>
       </span>
     </nav>
@@ -157,26 +157,8 @@ function App() {
       <${Guard} key=${[view, ...parts].join("/")}
         >${
           view == "compare"
-            ? runs[a] &&
-              runs[b] &&
-              html`
-                <p class="chips">
-                  ${[
-                    [0, a],
-                    [1, b],
-                  ].map(
-                    ([side, chosen]) => html`
-                      <select
-                        aria-label=${side ? "second run" : "first run"}
-                        value=${chosen}
-                        onChange=${({ target }) => go(address("compare", side ? [a, target.value] : [target.value, b]))}>
-                        ${runs.map((one, n) => html`<option value=${n} selected=${n == chosen}>${one.name}</option>`)}
-                      </select>
-                    `,
-                  )}
-                </p>
-                <${Compare} key=${[a, b].join()} runs=${runs} parts=${[a, b]} version=${version} />
-              `
+            ? compared.every(n => runs[n]) &&
+              html`<${Compare} key=${compared.join()} runs=${runs} parts=${compared} version=${version} />`
             : html`
                 <${View}
                   key=${[view, ...parts].join("/")}

@@ -6,6 +6,9 @@ import { AXES, brief, lasting, look, resetZoom, smoothed, written, zoomTo } from
 const dark = matchMedia("(prefers-color-scheme: dark)");
 export const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const COLORS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6"];
+// The colour of the n-th curve; where colours begin again, curves are dashed.
+export const colorOf = n => COLORS[n % COLORS.length];
+export const dashOf = n => (n < COLORS.length ? undefined : n < 2 * COLORS.length ? [6, 4] : [2, 3]);
 // With fewer steps there is nothing to smooth, and each has a point.
 const FEW = 20;
 
@@ -61,7 +64,8 @@ function seriesOf(lines, { smooth }, now) {
   const series = [{}],
     bands = [];
   lines.forEach((line, i) => {
-    const stroke = color(line.color || COLORS[i % COLORS.length]);
+    const stroke = color(line.color || colorOf(i)),
+      dash = dashOf(i);
     const few = () => now.current.lines[i].steps.length < FEW;
     const soft = smooth && !line.dots;
     const points = { show: line.dots || few, size: line.dots ? 8 : 5, fill: line.dots ? stroke : undefined };
@@ -69,8 +73,8 @@ function seriesOf(lines, { smooth }, now) {
     if (line.dots) series.push({ stroke, paths: () => null, points });
     else if (soft) {
       series.push({ stroke: stroke + "66", width: 1, spanGaps: true, points: none });
-      series.push({ stroke, width: 2, spanGaps: true, points });
-    } else series.push({ stroke, width: 1.8, spanGaps: true, points });
+      series.push({ stroke, dash, width: 2, spanGaps: true, points });
+    } else series.push({ stroke, dash, width: 1.8, spanGaps: true, points });
     if (line.low) {
       const hidden = { stroke: "transparent", points: none, spanGaps: true };
       series.push(hidden, { ...hidden });
@@ -128,8 +132,9 @@ const said = (lines, unit) =>
 
 // `lines`: [{label, steps, values, xs, low, high, dots, color}]: `xs` are places on the axis, `low` and `high` make a
 // band, or with `dots` the ends of points. `range`: of the values, if it is fixed; `reach`: of the x axis.
-// `ticks`: [{x, color}]. `open`: is called with the step that is clicked on.
-export function Chart({ title, hint, unit = "", lines, height = 150, close, range, reach, alone, ticks = [], open, legend }) {
+// `ticks`: [{x, color}]. `open`: is called with the step that is clicked on. `named`: what the curves are is said elsewhere.
+export function Chart(given) {
+  const { title, hint, unit = "", lines, height = 150, close, range, reach, alone, ticks = [], open, legend, named } = given;
   const [ref, width, theme] = useSize();
   const plot = useRef(),
     now = useRef();
@@ -155,9 +160,19 @@ export function Chart({ title, hint, unit = "", lines, height = 150, close, rang
       const { lines, columns, looks } = now.current,
         i = u.cursor.idx,
         x = i == null ? null : columns[0][i];
-      const values = lines.map(line => line.values[(line.xs || line.steps).indexOf(x)]);
       const read = ref.current?.parentNode.querySelector(".read");
-      if (read) read.textContent = x == null ? "" : `${written(looks.by, x)}: ${values.filter(value => value != null).map(short).join(", ")}`;
+      if (!read) return;
+      read.replaceChildren(x == null ? "" : `${written(looks.by, x)}: `);
+      let first = true;
+      lines.forEach((line, i) => {
+        const value = line.values[(line.xs || line.steps).indexOf(x)];
+        if (value == null) return;
+        const said = document.createElement("span");
+        said.textContent = short(value);
+        if (lines.length > 1) said.style.color = `var(${line.color || colorOf(i)})`;
+        read.append(first ? "" : ", ", said);
+        first = false;
+      });
     };
     const stepAt = u => {
       const x = now.current.columns[0][u.cursor.idx];
@@ -253,13 +268,13 @@ export function Chart({ title, hint, unit = "", lines, height = 150, close, rang
         aria-label=${`${title}. ${said(lines, unit)}`}
         style=${{ height: height + "px" }}></div>
       ${
-        (lines.length > 1 || legend) &&
+        ((lines.length > 1 && !named) || legend) &&
         html`
           <div class="legend">
             ${lines.map(
               (line, i) => html`
                 <span title=${line.name}>
-                  <i style=${{ background: `var(${line.color || COLORS[i % COLORS.length]})` }}></i>${line.label}
+                  <i style=${{ background: `var(${line.color || colorOf(i)})` }}></i>${line.label}
                 </span>
               `,
             )}

@@ -1,96 +1,209 @@
-// Two runs: what differs in their configuration, plugins, curves and answers.
-import { address, html, place, restate, said, short, Trouble, useData, useKeys } from "slime/data";
+// Runs beside each other: what differs in their configuration, plugins, curves and answers.
+import { address, go, html, place, restate, said, short, Trouble, useData, useKeys } from "slime/data";
 import { visible } from "slime/texts";
 import { curve, look, Looks } from "slime/axes";
-import { Chart } from "slime/charts";
+import { heldOutName } from "slime/tiles";
+import { Chart, colorOf, dashOf } from "slime/charts";
 
-export function Compare({ runs, parts: [first, second], version }) {
-  const { kind = "eval", every } = place().params;
-  const [one, other] = [runs[first], runs[second]];
-  const { data, error } = useData("compare", { run: first, other: second, kind }, version);
-  const names = [...new Set([one, other].flatMap(run => run.panels.flatMap(panel => panel.metrics)))];
-  const curves = [first, second].map(id => useData("series", { run: id, names: names.join("\n") }, version).data);
-  useKeys({
-    a: ["all metrics or the main ones", () => restate({ every: every ? "" : "1" })],
-    t: ["prompts of training or of evaluations", () => restate({ kind: kind == "eval" ? "train" : "" })],
-  });
-  if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
-  const { by } = look();
-  const line = (n, name) => ({ ...curve(curves[n], name, by, [one, other][n].words[name]), label: [one, other][n].name });
-  const table = (title, rows) => html`
+const Swatch = ({ n }) => html`<i class=${"swatch" + (dashOf(n) ? " dashed" : "")} style=${{ "--tone": `var(${colorOf(n)})` }}></i>`;
+
+// Runs that differ in their seeds alone as one curve: their mean, and the lowest and the highest as a band.
+function banded(lines, label) {
+  const some = lines.filter(line => line.steps.length);
+  if (some.length < 2) return { ...(some[0] || lines[0]), label };
+  const at = some.map(line => new Map(line.steps.map((step, i) => [step, line.values[i]])));
+  const kept = some[0].steps.map((_, i) => i).filter(i => at.every(one => one.has(some[0].steps[i])));
+  const steps = kept.map(i => some[0].steps[i]),
+    values = steps.map(step => at.map(one => one.get(step)));
+  return {
+    ...some[0],
+    ...{ label, steps, xs: kept.map(i => some[0].xs[i]) },
+    values: values.map(all => all.reduce((a, b) => a + b) / all.length),
+    low: values.map(all => Math.min(...all)),
+    high: values.map(all => Math.max(...all)),
+  };
+}
+
+// Curves stay the same objects while their data does, so that charts need not be made anew.
+const kept = new WeakMap();
+function overlaid(lines, sets) {
+  const key = lines.find(line => line.steps.length) || lines[0];
+  const told = JSON.stringify(sets);
+  const known = kept.get(key);
+  if (known?.told == told && known.lines.every((line, i) => line.values === lines[i].values)) return known.made;
+  const made = sets.map(set => banded(set.runs.map(n => lines[n]), set.label));
+  kept.set(key, { told, lines, made });
+  return made;
+}
+
+// Which runs these are: the colour of each, what sets it apart, and the way to leave it out or to add others.
+function Chosen({ runs, parts, labels, sets, band }) {
+  const to = numbers => go(address("compare", numbers, place().params));
+  const others = runs.map((_, n) => n).filter(n => !parts.includes(n));
+  const setOf = i => sets?.findIndex(set => set.runs.includes(i)) ?? i;
+  return html`
+    <ul class="chosen">
+      ${parts.map(
+        (run, i) => html`
+          <li key=${run}>
+            <${Swatch} n=${band ? setOf(i) : i} />
+            <a href=${address("run", [run])} title=${runs[run].name}>${visible(labels?.[i] ?? runs[run].name)}</a>
+            ${labels && labels[i] != runs[run].name && html`<span class="dim"> ${visible(runs[run].name)}</span>`}
+            ${
+              parts.length > 2 &&
+              html`
+                <button class="plain" aria-label=${`leave out ${runs[run].name}`} onClick=${() => to(parts.filter(n => n != run))}>
+                  ×
+                </button>
+              `
+            }
+          </li>
+        `,
+      )}
+      ${
+        others.length > 0 &&
+        html`
+          <li>
+            <select aria-label="add a run" value="" onChange=${({ target }) => target.value && to([...parts, target.value])}>
+              <option value="">add a run</option>
+              ${others.map(n => html`<option value=${n}>${visible(runs[n].name)}</option>`)}
+            </select>
+          </li>
+        `
+      }
+    </ul>
+  `;
+}
+
+function Differ({ title, rows, heads }) {
+  return html`
     <h2>${title} ${!rows.length && html`<small>the same</small>`}</h2>
     ${
       rows.length > 0 &&
       html`
-        <table class="entries">
-          <thead>
-            <tr>
-              <th>name</th>
-              <th>${one.name}</th>
-              <th>${other.name}</th>
-            </tr>
-          </thead>
-          ${rows.map(
-            row => html`
+        <div class="scroll" tabindex="0">
+          <table class="entries many">
+            <thead>
               <tr>
-                <td>${row.name}</td>
-                <td class="wrap">${row.first == null ? "·" : said(row.first)}</td>
-                <td class="wrap">${row.second == null ? "·" : said(row.second)}</td>
+                <th>name</th>
+                ${heads}
               </tr>
-            `,
-          )}
-        </table>
+            </thead>
+            ${rows.map(
+              row => html`
+                <tr>
+                  <td>${row.name}</td>
+                  ${row.values.map(value => html`<td class="wrap">${value == null ? "·" : said(value)}</td>`)}
+                </tr>
+              `,
+            )}
+          </table>
+        </div>
       `
     }
   `;
-  const wordsOf = name => one.words[name] || other.words[name] || [name, "", 1];
-  const drawn = curves[0] && curves[1] ? names.map(name => [name, [line(0, name), line(1, name)]]) : [];
-  // A curve that is the same number everywhere in both needs no room.
+}
+
+export function Compare({ runs, parts, version }) {
+  const { kind = "eval", every, seeds } = place().params;
+  const chosen = parts.map(n => runs[n]);
+  const { data, error } = useData("compare", { runs: parts.join(), kind }, version);
+  const names = [...new Set(chosen.flatMap(run => run.panels.flatMap(panel => panel.metrics)))];
+  const curves = parts.map(run => useData("series", { run, names: names.join("\n") }, version).data);
+  const several = data?.sets.some(set => set.runs.length > 1);
+  const band = several && (seeds ?? (parts.length > 2 ? "1" : "0")) == "1";
+  useKeys({
+    a: ["all metrics or the main ones", () => restate({ every: every ? "" : "1" })],
+    t: ["prompts of training or of evaluations", () => restate({ kind: kind == "eval" ? "train" : "" })],
+    ...(several ? { s: ["seeds as a band, or each run", () => restate({ seeds: band ? "0" : "1" })] } : {}),
+  });
+  if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
+  const { by } = look();
+  const wordsOf = name => {
+    const [title, ...rest] = chosen.find(run => run.words[name])?.words[name] || [name, "", 1];
+    return [name.startsWith("eval/") && name.split("/").length == 2 ? heldOutName(name) : title, ...rest];
+  };
+  const heads = parts.map(
+    (n, i) => html`<th title=${chosen[i].name}><${Swatch} n=${band ? data.sets.findIndex(set => set.runs.includes(i)) : i} />${visible(data.labels[i])}</th>`,
+  );
+  const line = (i, name) => ({ ...curve(curves[i], name, by, wordsOf(name)), label: data.labels[i] });
+  const drawn = curves.every(Boolean) ? names.map(name => [name, parts.map((_, i) => line(i, name))]) : [];
+  // A curve that is the same number everywhere in all needs no room.
   const constant = lines =>
     lines.every(one => one.steps.length) && new Set(lines.flatMap(one => one.values)).size == 1;
   const still = drawn.filter(([, lines]) => constant(lines));
-  const differ = data.prompts.filter(row => row.first.reward != row.second.reward);
+  const differ = data.prompts.filter(row => new Set(row.runs.map(one => one.reward)).size > 1);
   const ends = data.ends.filter(row => every || names.includes(row.name));
-  const clear = ends.filter(row => row.clear).length;
-  const asLong = one.progress.done == other.progress.done;
+  const clear = ends.some(row => row.clear);
+  const until = data.identical.every(step => step != null) ? Math.min(...data.identical) : null;
+  const asLong = new Set(chosen.map(run => run.progress.done)).size == 1;
+  const apart = (row, i) => {
+    const [, , factor] = wordsOf(row.name),
+      change = factor * (row.values[i] - row.values[0]),
+      margin = row.margins[i - 1];
+    if (!change && !margin) return html`<span class="dim">the same</span>`;
+    const told = `${change > 0 ? "+" : ""}${short(+change.toPrecision(3))}`;
+    return html`
+      ${margin != null && Math.abs(row.values[i] - row.values[0]) > margin ? html`<b>${told}</b>` : told}
+      ${margin != null && html`<span class="dim"> ± ${short(+(factor * margin).toPrecision(2))}</span>`}
+    `;
+  };
   return html`
     <section>
+      <${Chosen} runs=${runs} parts=${parts} labels=${data.labels} sets=${data.sets} band=${band} />
       ${
-        data.identical != null &&
+        until != null &&
         html`
           <div class="verdict">
-            <h1>Identical${asLong ? "" : ` up to step ${data.identical}, where the shorter one ends`}</h1>
-            <p>Every reward, loss and evaluation of both runs is the same number at every step.</p>
+            <h1>Identical${asLong ? "" : ` up to step ${until}, where the shortest one ends`}</h1>
+            <p>Every reward, loss and evaluation of ${parts.length == 2 ? "both" : "these"} runs is the same number at every step.</p>
           </div>
         `
       }
-      <div class="two">
-        <div>${table("Configuration", data.config)}</div>
-        <div>${table("Plugins", data.plugins)}</div>
-      </div>
     </section>
     <section>
-      <h2>Curves <${Looks} axes=${curves[0]?.axes} /></h2>
+      <h2>
+        Curves
+        ${
+          several &&
+          html`
+            <label class="seeds">
+              <input type="checkbox" checked=${band} onChange=${() => restate({ seeds: band ? "0" : "1" })} />
+              seeds as a band
+            </label>
+          `
+        }
+        <${Looks} axes=${curves[0]?.axes} />
+      </h2>
+      ${
+        band &&
+        html`
+          <p class="dim">Lines are means over seeds, bands go from the lowest to the highest:
+            ${data.sets.map((set, n) => html` <span class="setname"><${Swatch} n=${n} />${visible(set.label)} (${set.runs.length})</span>`)}
+          </p>
+        `
+      }
       <div class="charts">
         ${drawn
           .filter(([, lines]) => !constant(lines))
-          .map(
-            ([name, lines]) =>
-              html`
-                <${Chart}
-                  key=${name}
-                  title=${wordsOf(name)[0]}
-                  hint=${name}
-                  unit=${wordsOf(name)[1]}
-                  lines=${lines.filter(one => one.steps.length)} />
-              `,
-          )}
+          .map(([name, lines]) => {
+            const shown = (band ? overlaid(lines, data.sets) : lines).map((one, n) => ({ ...one, color: colorOf(n) }));
+            return html`
+              <${Chart}
+                key=${name}
+                named
+                title=${wordsOf(name)[0]}
+                hint=${name}
+                unit=${wordsOf(name)[1]}
+                lines=${shown} />
+            `;
+          })}
       </div>
       ${
         still.length > 0 &&
         html`
           <p class="dim">
-            The same at every step of both:
+            The same at every step of ${parts.length == 2 ? "both" : "all"}:
             ${" " + still.map(([name, lines]) => `${wordsOf(name)[0]} ${short(lines.flatMap(one => one.values)[0])}`).join(", ")}
           </p>
         `
@@ -100,39 +213,36 @@ export function Compare({ runs, parts: [first, second], version }) {
       <h2>
         Metrics at the end
         <small>
-          means of the last ten steps that both have; evaluations at the
-          last${clear > 0 ? "; bold: larger than the 95 % interval of the difference" : ""}
+          means of the last ten steps that all have, evaluations at the last; differences from the first run, with their
+          95 % interval${clear ? "; bold: larger than that" : ""}
         </small>
         <span class="right">
-          <a href=${address("compare", [first, second], { kind, every: every ? "" : "1" })}>
-            ${every ? "main ones" : "all"}
-          </a>
+          <a href=${address("compare", parts, { ...place().params, every: every ? "" : "1" })}>${every ? "main ones" : "all"}</a>
         </span>
       </h2>
-      <table class="entries">
-        <thead>
-          <tr>
-            <th>name</th>
-            <th>${one.name}</th>
-            <th>${other.name}</th>
-            <th>difference</th>
-            <th>95 %</th>
-            <th>until step</th>
-          </tr>
-        </thead>
-        ${ends.map(
-          row => html`
+      <div class="scroll" tabindex="0">
+        <table class="entries many">
+          <thead>
             <tr>
-              <td title=${row.name}>${every ? row.name : wordsOf(row.name)[0]}</td>
-              <td>${short(row.first)}</td>
-              <td>${short(row.second)}</td>
-              <td>${row.clear ? html`<b>${short(row.second - row.first)}</b>` : short(row.second - row.first)}</td>
-              <td>${row.margin == null ? "·" : `± ${short(+row.margin.toPrecision(2))}`}</td>
-              <td>${row.step}</td>
+              <th>name</th>
+              ${heads}
             </tr>
-          `,
-        )}
-      </table>
+          </thead>
+          ${ends.map(row => {
+            const [title, unit, factor] = wordsOf(row.name);
+            return html`
+              <tr>
+                <td title=${`${row.name}, until step ${row.step}`}>${every ? row.name : title}${unit && html` <span class="dim">${unit}</span>`}</td>
+                ${row.values.map(
+                  (value, i) => html`<td>${short(+(factor * value).toPrecision(4))}${i > 0 && html`<div class="apart">${apart(row, i)}</div>`}</td>`,
+                )}
+              </tr>
+            `;
+          })}
+        </table>
+      </div>
+      <${Differ} title="Configuration" rows=${data.config} heads=${heads} />
+      <${Differ} title="Plugins" rows=${data.plugins} heads=${heads} />
     </section>
     <section>
       <h2>
@@ -141,9 +251,7 @@ export function Compare({ runs, parts: [first, second], version }) {
         <span class="right">
           ${["eval", "train"].map(
             name => html`
-              <a class=${name == kind ? "on" : ""} href=${address("compare", [first, second], { kind: name })}>
-                ${name}
-              </a>
+              <a class=${name == kind ? "on" : ""} href=${address("compare", parts, { ...place().params, kind: name })}>${name}</a>
             `,
           )}
         </span>
@@ -155,23 +263,19 @@ export function Compare({ runs, parts: [first, second], version }) {
                 <thead>
                   <tr>
                     <th>prompt</th>
-                    <th>${one.name}</th>
-                    <th>${other.name}</th>
+                    ${heads}
                   </tr>
                 </thead>
                 ${differ.map(
                   row => html`
                     <tr>
                       <td class="cut">${visible(row.question)}</td>
-                      ${[
-                        ["first", first],
-                        ["second", second],
-                      ].map(
-                        ([side, id]) => html`
+                      ${row.runs.map(
+                        (one, i) => html`
                           <td>
-                            <a href=${address("group", [id, row[side].group])}>${short(row[side].reward)}</a>
-                            <a class="dim visits" href=${address("prompt", [id, row.prompt])}>
-                              ${row[side].visits == 1 ? "1 visit" : `${row[side].visits} visits`}
+                            <a href=${address("group", [parts[i], one.group])}>${short(one.reward)}</a>
+                            <a class="dim visits" href=${address("prompt", [parts[i], row.prompt])}>
+                              ${one.visits == 1 ? "1 visit" : `${one.visits} visits`}
                             </a>
                           </td>
                         `,
@@ -185,7 +289,7 @@ export function Compare({ runs, parts: [first, second], version }) {
       }
       ${
         data.prompts.length > differ.length &&
-        html`<p class="dim">Every other prompt of both runs has the same reward in both.</p>`
+        html`<p class="dim">Every ${differ.length ? "other " : ""}prompt that all have has the same reward in all.</p>`
       }
     </section>
   `;

@@ -1,4 +1,4 @@
-// The runs of a folder: one row each, new ones by themselves; a click opens one, and two can be compared.
+// The runs of a folder: one row each, new ones by themselves; a click opens one, and any number can be compared.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { address, get, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
 import { lasting } from "slime/axes";
@@ -45,20 +45,22 @@ export function Runs() {
       error => setTrouble(error.message),
     );
   const compare = () =>
-    Promise.all(checked.slice(0, 2).map(opened)).then(
-      ([one, other]) => go(address("compare", [one, other])),
+    Promise.all(checked.map(opened)).then(
+      runs => go(address("compare", runs)),
       error => setTrouble(error.message),
     );
   const move = step =>
     restate({ at: now.current[Math.max(0, Math.min(number() + step, now.current.length - 1))]?.path });
   const order = name => restate({ sort: sort == name ? "-" + name : name });
   const check = path =>
-    setChecked(old => (old.includes(path) ? old.filter(one => one != path) : [...old, path].slice(-2)));
+    setChecked(old => (old.includes(path) ? old.filter(one => one != path) : [...old, path]));
+  const all = rows.length > 0 && rows.every(row => checked.includes(row.path));
   useEffect(() => reveal("tr.at"), [at]);
   useKeys({
     j: ["next run", () => move(1)],
     k: ["previous run", () => move(-1)],
     x: ["choose it for a comparison", () => now.current.length && check(now.current[number()].path)],
+    c: ["compare the chosen ones", () => checked.length > 1 && compare()],
     Enter: ["open the run", () => now.current.length && open(now.current[number()].path)],
   });
   if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
@@ -66,7 +68,9 @@ export function Runs() {
     <section>
       <h1>
         Runs <small class="dim">${data.roots.map(visible).join(", ")}</small>
-        ${checked.length == 2 && html`<button onClick=${compare}>Compare the two</button>`}
+        <button disabled=${checked.length < 2} onClick=${compare}>
+          ${checked.length < 2 ? "Compare: choose two or more" : `Compare ${checked.length}`}
+        </button>
       </h1>
       ${trouble && html`<${Trouble} text=${trouble} />`}
       ${!rows.length && html`<p class="dim">No runs yet; new ones appear by themselves.</p>`}
@@ -77,7 +81,13 @@ export function Runs() {
             <table class="samples runs">
               <thead>
                 <tr>
-                  <td></td>
+                  <td>
+                    <input
+                      type="checkbox"
+                      aria-label="compare all"
+                      checked=${all}
+                      onChange=${() => setChecked(all ? [] : rows.map(row => row.path))} />
+                  </td>
                   ${COLUMNS.map(
                     ([name, title]) => html`
                       <th aria-sort=${by != name ? "none" : turn > 0 ? "ascending" : "descending"}>
