@@ -20,6 +20,7 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "actor-num-gpus-per-node": ("8", "default 1"),
     "rollout-num-gpus": ("8", ""),
     "rollout-num-gpus-per-engine": ("2", ""),
+    "rollout-external-engine-addrs": ("10.0.0.7:30000", "keys in the file of `--rollout-external-engine-keys`"),
     "colocate": (None, "releases the memory of both sides"),
     "distributed-timeout-minutes": ("10", ""),
     "use-fault-tolerance": (

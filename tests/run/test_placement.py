@@ -80,6 +80,14 @@ def test_on_a_cluster_without_gpus_a_device_is_one_of_rays_cpus() -> None:
         asked.check([1])
 
 
+@pytest.mark.row("N9")
+def test_engines_that_somebody_else_started_need_no_devices() -> None:
+    cluster = ClusterOptions(device="cuda", rollout_external_engine_addrs=["a:1", "b:1", "c:1"])
+    asked = Demand.of(RunConfig(cluster=cluster), ranks=2, num_engines=3)
+    assert (asked.devices, asked.engines) == (2, 0)
+    assert asked.nodes_per_engine([2]) == 1
+
+
 def test_the_sizes_of_nodes_are_counted() -> None:
     assert sizes([8, 4, 8, 0], "GPU") == "2 nodes of 8 GPUs, 1 node of 4 GPUs"
     assert sizes([1, 1], "CPU") == "2 nodes of 1 CPU"

@@ -148,6 +148,9 @@ class Told:
         self.restarts[kind] += 1
         self.lost.append(f"{part}: {how}")
 
+    def part_dropped(self, part: str, how: str) -> None:
+        self.lost.append(f"without {part}: {how}")
+
     def part_back(self, part: str, seconds: float, repeated: int) -> None:
         assert seconds >= 0
         self.back.append((part, repeated))
@@ -156,8 +159,15 @@ class Told:
 class Bench:
     """A recovery among stand-ins."""
 
-    def __init__(self, *, tolerant: bool = True, max_restarts: int = 3, trains: bool = True) -> None:
-        config = RunConfig(cluster=ClusterOptions(use_fault_tolerance=tolerant, max_restarts=max_restarts))
+    def __init__(
+        self, *, tolerant: bool = True, max_restarts: int = 3, trains: bool = True, external: bool = False
+    ) -> None:
+        addresses = [url.removeprefix("http://") for url in URLS] if external else []
+        config = RunConfig(
+            cluster=ClusterOptions(
+                use_fault_tolerance=tolerant, max_restarts=max_restarts, rollout_external_engine_addrs=addresses
+            )
+        )
         self.engines, self.rollouts, self.watch, self.told = FaultyEngines(), Rollouts(), Watch(), Told()
         parts: Any = self.engines, self.watch, self.rollouts, self.told
         self.recovery = Recovery(config, *parts, trains=trains)
@@ -382,3 +392,39 @@ def test_the_restart_of_an_engine_does_not_hide_the_error_of_a_plugin() -> None:
     assert bench.told.lost == ["the run: the filter raises"]
     with pytest.raises(EngineError, match="scheduler"):
         bench.recovery.blame_first_cause(UnexpectedError("generating: connection closed by peer"))
+
+
+# --- engines that somebody else started --------------------------------------------------------------
+
+
+@pytest.mark.row("N9")
+def test_an_external_engine_that_is_lost_is_dropped_and_never_started_again() -> None:
+    bench = Bench(external=True, max_restarts=0)
+    bench.end("engine 0")
+    assert bench.engines.events == ["end 0"]
+    assert bench.engines.routed == bench.rollouts.connected == ["http://b"]
+    assert bench.told.lost == ["without engine 0: engine 0 was killed\nlast lines"]
+    assert bench.sync() == [["http://b"]]
+
+
+@pytest.mark.row("N9")
+def test_the_run_ends_when_the_last_external_engine_is_lost_and_names_it() -> None:
+    bench = Bench(external=True)
+    bench.end("engine 1")
+    with pytest.raises(EngineError, match=r"engine 0 was killed[\s\S]*last engine of --rollout-external-engine-addrs"):
+        bench.end("engine 0")
+
+
+@pytest.mark.row("N9")
+def test_an_external_engine_that_leaves_in_a_sync_is_dropped_and_the_others_get_the_weights_again() -> None:
+    bench = Bench(external=True)
+    failed: list[list[str]] = []
+
+    def send(urls: list[str], _: int) -> None:
+        if not failed:
+            failed.append(urls)
+            bench.engines.ended.append(("engine 0", EngineError("the external engine at http://a is gone")))
+            raise WeightSyncError("Weight sync: receiving weights failed at engine http://a", ["http://a"])
+
+    assert bench.sync(send) == [URLS, ["http://b"]]
+    assert bench.engines.routed == ["http://b"]

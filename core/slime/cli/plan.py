@@ -121,6 +121,8 @@ def _processes(checked: Preflight) -> Iterator[str]:
         engines = count(config.num_engines, "SGLang engine")
         turns = ", in turn with training" if cluster.colocate else ""
         yield f"{engines} x tensor parallel {cluster.rollout_num_gpus_per_engine}{ports}{turns}"
+        if cluster.rollout_external_engine_addrs:
+            yield f"  of others, compared with the run: {', '.join(cluster.rollout_external_engine_addrs)}"
         yield "1 router" + ("" if cluster.router_port is None else f", port {cluster.router_port}")
     else:
         yield "no engines: the generator needs none"
@@ -140,7 +142,7 @@ def _devices(checked: Preflight) -> str:
     kind = "GPUs" if config.on_gpu else "CPUs"
     if not config.on_gpu and config.cluster.ray_address is None:
         return "cpu: every rank and engine is a process of this machine"
-    engines = config.num_engines * config.cluster.rollout_num_gpus_per_engine if checked.with_engines else 0
+    engines = config.own_engines * config.cluster.rollout_num_gpus_per_engine if checked.with_engines else 0
     where = "this machine" if config.cluster.ray_address is None else f"the cluster {config.cluster.ray_address}"
     if engines and not config.on_gpu:
         return f"{max(config.world_size, engines)} CPUs of {where}, shared by training and engines"
@@ -162,7 +164,10 @@ def _network(checked: Preflight) -> Iterator[str]:
         yield f"Ray: the cluster {address}, its ports; key: {key}"
     if checked.with_engines:
         keys = "random keys of this run"
-        yield f"engines: {_ports(cluster.engine_port, config.num_engines)} of {where}; key: {keys}"
+        if config.own_engines:
+            yield f"engines: {_ports(cluster.engine_port, config.num_engines)} of {where}; key: {keys}"
+        elif cluster.rollout_external_engine_keys is not None:
+            keys = f"those of {cluster.rollout_external_engine_keys}"
         where_router = where if address is None else "the address of the driver's node"
         yield f"router: {_ports(cluster.router_port, 1)} of {where_router}; key: {keys}"
     shared = "" if address is None else "; close these ports to everybody but the nodes"

@@ -23,6 +23,7 @@ from slime.cli.checkpoint_choice import (
 )
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_engine import engine_option_problems, quantisation_problems
+from slime.cli.preflight_external import external_problems
 from slime.cli.preflight_model import (
     ModelFacts,
     check_vocabulary,
@@ -165,7 +166,9 @@ def preflight(
     if trains and model is not None and not problems:
         critic = "critic" in checked.used["estimator"].component.spec.needs if "estimator" in checked.used else False
         problems += trainer_problems(config, model, with_critic=critic)
-    if with_engines and not problems:
+    if with_engines and not problems and config.cluster.rollout_external_engine_addrs:
+        problems += external_problems(config, trains=trains)
+    elif with_engines and not problems:
         problems += engine_option_problems(config, None if model is None else models, trains=trains)
     with _collected(problems):
         platform_of(config.device)
@@ -350,7 +353,7 @@ def _machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, t
         present = nvidia_devices()
         ranks = config.world_size if trains else 0
         own = with_engines and not config.cluster.colocate
-        engines = config.num_engines * config.cluster.rollout_num_gpus_per_engine if own else 0
+        engines = config.own_engines * config.cluster.rollout_num_gpus_per_engine if own else 0
         if ranks + engines > present:
             yield (
                 f"the run needs {ranks + engines} GPUs ({ranks} training ranks + {engines} for engines), and this"
@@ -372,6 +375,8 @@ _OF_ENGINES = (
     "colocate",
     "router_port",
     "engine_port",
+    "rollout_external_engine_addrs",
+    "rollout_external_engine_keys",
     "rollout_num_gpus",
     "rollout_num_gpus_per_engine",
     "rollout_temperature",
@@ -426,7 +431,7 @@ def _machine_notes(config: RunConfig, *, with_engines: bool, trains: bool) -> It
         )
     if config.on_gpu or config.cluster.ray_address is not None:
         return
-    ranks, engines = config.world_size if trains else 0, config.num_engines if with_engines else 0
+    ranks, engines = config.world_size if trains else 0, config.own_engines if with_engines else 0
     kinds = [(ranks, "training ranks"), (engines, "engines")]
     cores = len(os.sched_getaffinity(0))
     # Without --async, training ranks and engines take turns.

@@ -31,6 +31,7 @@ def _cluster(config: RunConfig) -> dict[str, object]:
         per_engine = int(config.sglang.get("tp_size", per_engine))
     # At least one engine, which the checks may refuse as too large.
     shared = max(1, config.world_size // per_engine) * per_engine if config.cluster.colocate else per_engine
+    shared = len(config.cluster.rollout_external_engine_addrs) * per_engine or shared
     return {
         "device": config.device,
         "layer_backend": config.layer_backend,
@@ -51,6 +52,8 @@ def usual_transport(config: RunConfig) -> Literal["distributed", "tensor"]:
     """
     cluster = config.cluster
     one_machine = cluster.ray_address is None and cluster.actor_num_nodes == 1
+    if cluster.rollout_external_engine_addrs:
+        return "distributed"  # they share no memory with the trainer
     through_memory = cluster.colocate if config.on_gpu else one_machine and not cluster.colocate
     return "tensor" if through_memory else "distributed"
 

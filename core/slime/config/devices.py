@@ -30,6 +30,39 @@ def engine_devices(config: RunConfig) -> Iterator[str]:
         )
 
 
+def external_engines(config: RunConfig) -> Iterator[str]:
+    """--rollout-external-engine-addrs: what needs an engine of the run's own."""
+    addresses, flag = config.cluster.rollout_external_engine_addrs, "--rollout-external-engine-addrs"
+    if not addresses:
+        return
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or "/" in address or not port.isdecimal() or not 0 < int(port) < 65536:
+            yield f"{flag}: got {address!r}, expected HOST:PORT, as 10.0.0.7:30000 or [fd00::7]:30000"
+    if repeated := sorted({one for one in addresses if addresses.count(one) > 1}):
+        yield f"{flag} names {', '.join(repeated)} more than once. Name each engine once"
+    per_engine = config.cluster.rollout_num_gpus_per_engine
+    if config.rollout_devices != len(addresses) * per_engine:
+        yield (
+            f"--rollout-num-gpus {config.rollout_devices} contradicts {flag}, which names {len(addresses)} engines of"
+            f" {per_engine} (--rollout-num-gpus-per-engine). Drop --rollout-num-gpus"
+        )
+    excluded = {
+        "--update-weight-transport tensor": config.sync.update_weight_transport == "tensor",
+        "--colocate": config.cluster.colocate,
+        "--engine-port": config.cluster.engine_port is not None,
+        "--rollout-quantization": config.sync.rollout_quantization is not None,
+    }
+    why = {
+        "--update-weight-transport tensor": "somebody else's engines share no memory with the trainer: use disk or"
+        " distributed",
+        "--colocate": "their devices are not the trainer's",
+        "--engine-port": "they have their ports already",
+        "--rollout-quantization": "how they hold their weights was decided when they were started",
+    }
+    yield from (f"{name} excludes {flag}, since {why[name]}" for name, asked in excluded.items() if asked)
+
+
 def colocation(config: RunConfig) -> Iterator[str]:
     """With --colocate, engines run on the trainer's devices, while the trainer waits."""
     cluster, per_engine = config.cluster, config.cluster.rollout_num_gpus_per_engine

@@ -113,6 +113,11 @@ class ClusterOptions(Section):
     """Port of the router; default: a free one."""
     engine_port: Port | None = None
     """Port of the first engine; the others follow it; default: free ports."""
+    rollout_external_engine_addrs: list[str] = Field(default=[])
+    """Use these running SGLang servers, as HOST:PORT, instead of starting engines. They get the weights, and are never
+    restarted or ended; see docs/cluster.md."""
+    rollout_external_engine_keys: Annotated[PathText | None, Needs("rollout_external_engine_addrs")] = None
+    """File with their --api-key in its first line and their --admin-api-key, if it differs, in its second."""
     startup_timeout_s: Seconds = 300.0
     """Time limit for starting engines and ranks, in seconds."""
     step_timeout_s: Seconds = 3600.0

@@ -185,6 +185,11 @@ class RunConfig(BaseModel):
         return self.rollout_devices // self.cluster.rollout_num_gpus_per_engine
 
     @property
+    def own_engines(self) -> int:
+        """Those of them that the run starts itself."""
+        return 0 if self.cluster.rollout_external_engine_addrs else self.num_engines
+
+    @property
     def batch(self) -> BatchShape:
         """The batch arithmetic. Raises `ConfigError` if the numbers do not match."""
         return batch_shape(self.rollout)

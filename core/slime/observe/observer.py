@@ -212,6 +212,13 @@ class RunObserver:
             self.terminal.say(("restarting ", "yellow"), printable(what), always=True)
         logger.warning("%s", how, extra=_FILE_ONLY)
 
+    def part_dropped(self, part: str, how: str) -> None:
+        """An engine that is not the run's own is lost, and the run goes on without it."""
+        first = how.partition("\n")[0]
+        with self._sink("terminal"):
+            self.terminal.say(("going on without ", "yellow"), printable(f"{part}: {first}"), always=True)
+        logger.warning("%s", how, extra=_FILE_ONLY)
+
     def part_back(self, part: str, seconds: float, repeated: int) -> None:
         """A part that was restarted is in service again, after so many requests were sent again."""
         self._away.pop(part, None)

@@ -16,6 +16,7 @@ from slime.config import RunConfig
 from slime.config.sglang_options import sglang_argv
 from slime.config.threads import engine_threads
 from slime.engine.control import EngineKeys
+from slime.engine.external import external_engine_args, external_keys
 from slime.engine.ports import LOOPBACK, ReservedPort, host_port, http_url
 from slime.engine.router import RouterServer
 from slime.engine.server import EnginePart, EngineServer, EngineSpec, engine_fork_server
@@ -38,6 +39,7 @@ ROUTER = "the router"
 #: seconds that a router being started gets for an answer
 _ROUTER_S = 2.0
 _FACTORY = "slime.run.engines:EngineProcess"
+_EXTERNAL_FACTORY = "slime.engine.external:ExternalEngine"
 
 
 class EngineProcess(EngineServer):
@@ -125,7 +127,9 @@ class Engines:
         self._watch = watch
         # In a cluster of several nodes, router and engines must be reachable from the others.
         self._reachable = config.cluster.ray_address is not None
-        self.keys = EngineKeys.random()
+        #: whether somebody else has started the engines, which are then never restarted
+        self.external = bool(config.cluster.rollout_external_engine_addrs)
+        self.keys = (external_keys(config) if self.external else None) or EngineKeys.random()
         #: URL of the router; None until the engines are started
         self.url: str | None = None
         #: URL of each engine, once all are ready
@@ -158,7 +162,12 @@ class Engines:
             devices: The GPUs of each server, if they are not those that Ray gives it.
             nodes: Nodes of an engine, each of which has a server of it.
         """
-        if len(placement) > 1 and not of_several_nodes() and platform_of(self._config.device).forks_engines:
+        if (
+            len(placement) > 1
+            and not self.external
+            and not of_several_nodes()
+            and platform_of(self._config.device).forks_engines
+        ):
             # One import of SGLang for all engines of this host instead of one each.
             log_path = self._log_dir / "engine-fork-server.log"
             self._fork_server = engine_fork_server(self._spec(0), log_path)
@@ -169,8 +178,11 @@ class Engines:
             addresses = self._workers.free_addresses(len(placement) // nodes, self._watch)
             self._meetings = [host_port(*address) for address in addresses]
         timeout_s = self._config.cluster.startup_timeout_s
-        servers = [self._arguments(number, self._spec(number)) for number in range(len(placement))]
-        self._workers.build(_FACTORY, servers, timeout_s=timeout_s + 5)
+        if self.external:
+            self._workers.build(_EXTERNAL_FACTORY, external_engine_args(self._config, self.keys))
+        else:
+            servers = [self._arguments(number, self._spec(number)) for number in range(len(placement))]
+            self._workers.build(_FACTORY, servers, timeout_s=timeout_s + 5)
         # Chosen before the router starts, because components need its address while the engines start.
         self._host = node_address() if self._reachable else LOOPBACK
         if (port := self._config.cluster.router_port) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -56,6 +56,7 @@ class Demand:
     def of(cls, config: RunConfig, *, ranks: int, num_engines: int) -> Demand:
         """What a run asks for with so many training ranks and engines."""
         per_engine = config.cluster.rollout_num_gpus_per_engine
+        num_engines = 0 if config.cluster.rollout_external_engine_addrs else num_engines
         shares = ranks > 0 and (config.cluster.colocate or not config.on_gpu)
         return cls("GPU" if config.on_gpu else "CPU", ranks, num_engines, per_engine, shares)
 
@@ -132,7 +133,7 @@ def place(config: RunConfig, *, ranks: int, num_engines: int, again: bool = Fals
     Args:
         config: The run.
         ranks: Its training ranks.
-        num_engines: Its engines.
+        num_engines: Its engines; those that somebody else has started need no devices.
         again: Whether an earlier attempt had its devices. A node that was lost since may come back, or be replaced, so
             they are waited for.
 
@@ -147,6 +148,8 @@ def place(config: RunConfig, *, ranks: int, num_engines: int, again: bool = Fals
     timeout_s = config.cluster.startup_timeout_s
     try:
         nodes = _devices(demand, timeout_s if again else 0.0)
+        if config.cluster.rollout_external_engine_addrs:
+            return replace(_apart(demand, timeout_s, nodes), engines=[{"num_cpus": 0}] * num_engines)
         return _shared(demand, timeout_s, nodes) if demand.shares else _apart(demand, timeout_s, nodes)
     except (ConfigError, DeadlineError) as error:
         if not again:

@@ -242,7 +242,7 @@ def memory_note(config: RunConfig, model: Architecture, *, critic: bool, with_en
     else:
         have = int(psutil.virtual_memory().total)
         need = sum(one.total for one in stages) * config.world_size / len(stages)
-        need += engine * config.num_engines * config.cluster.rollout_num_gpus_per_engine
+        need += engine * config.own_engines * config.cluster.rollout_num_gpus_per_engine
         where, advice = "this machine has", "use a smaller model or fewer ranks and engines"
     if have is None or need <= have:
         return None

@@ -8,6 +8,7 @@ again by the rollout process: see `slime.engine.requests`.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,9 @@ class Recovery:
         kind = "router" if owner == ROUTER else "engine"
         if not self._active:
             raise error
+        if kind == "engine" and self._config.cluster.rollout_external_engine_addrs:
+            self._drop(owner, error)
+            return
         if kind == "engine":
             self._require_node(owner, error)
         if (used := self._observer.restarts.total()) >= (most := self._config.cluster.max_restarts):
@@ -171,6 +175,20 @@ class Recovery:
             self._engines.restart_router(self._serving())
             return
         fresh.ending = self._engines.begin_end(_index(owner))
+        self._serve()
+
+    def _drop(self, owner: str, error: SlimeError) -> None:
+        """Go on without an engine that somebody else started. It stays away even if it comes back: with what weights?
+
+        Raises:
+            EngineError: It was the last one.
+        """
+        now = time.monotonic()
+        self._observer.part_dropped(owner, str(error))
+        self._lost[owner] = _Lost(error, now, math.inf, math.inf)
+        self._engines.begin_end(_index(owner))
+        if not self._serving():
+            raise EngineError(f"{error}\nIt was the last engine of --rollout-external-engine-addrs: none is left.")
         self._serve()
 
     def _advance(self, owner: str, lost: _Lost) -> None:
