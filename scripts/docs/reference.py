@@ -23,6 +23,7 @@ LIBRARIES = {
     "slime.kit.sessions": "Conversations as the engine generated them, and an endpoint that speaks OpenAI's API.",
     "slime.kit.sandbox": "Programs with limits, isolated from the machine.",
     "slime.kit.readers": "Rows of prompt files.",
+    "slime.kit.context_length": "How many tokens a prompt and a conversation may have.",
     "slime.kit.processes": "Worker processes with deadlines.",
     "slime.kit.models": "Building blocks of model families.",
 }
