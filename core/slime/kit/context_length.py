@@ -10,6 +10,8 @@ import orjson
 if TYPE_CHECKING:
     from slime.config import RunConfig
 
+__all__ = ["context_tokens", "longest_training_prompt"]
+
 
 def longest_training_prompt(config: RunConfig) -> int | None:
     """The most tokens a training prompt may have; None if there is no limit.
