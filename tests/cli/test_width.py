@@ -31,6 +31,8 @@ TEXTS = [
     "view --help",
     "show --help",
     "compare --help",
+    "plan --help",
+    "cluster --help",
     "plugins --help",
     "plugins",
     "plugins --verbose",
@@ -80,7 +82,11 @@ def test_help_with_words_searches_the_flags_of_slime_megatron_sglang_and_compone
     assert "--eps-clip NUMBER" in text and "--clip-grad NUMBER" in text and "--lr NUMBER" not in text
     assert "--sglang-mem-fraction-static" in slime("train", "--help", "mem", "fraction").out
     assert "--reward.boxed" in slime("train", "--help", "boxed").out
-    assert "no flag has 'zzz'" in slime("train", "--help", "zzz").out
+    refused = slime("train", "--help", "temprature")
+    assert refused.code == 2 and "no flag has 'temprature'" in refused.err
+    assert "Did you mean temperature?" in refused.err
+    text = slime("train", "--help", "seed").out
+    assert text.count("  --seed N ") == text.count("  --rollout-seed N ") == 1 and "--rollout-shuffle" in text
 
 
 def test_the_ten_flags_of_most_runs_come_first_with_types_choices_and_an_example_that_passes_its_checks(
@@ -102,6 +108,8 @@ def test_the_ten_flags_of_most_runs_come_first_with_types_choices_and_an_example
 
 
 def test_help_with_a_subject_says_how_it_is_done_here(slime: Slime) -> None:
+    for word in ("kl", "clip", "data", "model", "temperature"):
+        assert "(docs/" in slime("train", "--help", word).out.partition("\n  --")[0]
     supervised = slime("train", "--help", "sft").out
     assert supervised.startswith("Supervised fine-tuning: --loss-type sft_loss") and "--label-key TEXT" in supervised
     preference = slime("train", "--help", "dpo").out

@@ -52,6 +52,14 @@ def test_wrong_options_name_component_and_option(install_reward: Any, options: d
         checked_options(survey_plugins().find("reward", "math/opt"), options)
 
 
+def test_a_missing_option_of_a_tracker_is_told_with_its_whole_flag(install: Any) -> None:
+    source = OPTIONS.replace("_rewards", "_trackers").replace("RewardSpec", "TrackerSpec")
+    install("slime-mine", "1", {"mine": "slime_mine"}, {"slime_mine": source})
+    # A run may have several trackers, so that --tracker.name alone would be refused.
+    with pytest.raises(ConfigError, match=r"'name' is required: write --tracker\.opt\.name$"):
+        checked_options(survey_plugins().find("tracker", "opt"), {})
+
+
 def test_options_are_checked_before_anything_is_imported(install_reward: Any, context: Context) -> None:
     install_reward("math", "opt", source=OPTIONS, impl="raise RuntimeError\n")
     with pytest.raises(ConfigError):

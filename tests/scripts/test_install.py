@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,3 +118,31 @@ def test_locked_packages_install_on_debian_12s_python() -> None:
                 wants[name] = found.metadata.get("Requires-Python") or ">=3"
     assert len(wants) > 100
     assert {name: text for name, text in wants.items() if not SpecifierSet(text).contains("3.11.2")} == {}
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    declared = {re.split(r"[\[<>=~! ]", one)[0].replace("-", "_") for one in wanted}
+    # Named otherwise than their modules, or parts of the interface of a package that is declared.
+    declared |= {"mlflow"} if "mlflow_skinny" in declared else set()
+    belongs = {"yaml": "pyyaml", "grpc": "grpcio", "megatron": "megatron_core", "yarl": "aiohttp"}
+    belongs |= {"referencing": "jsonschema", "huggingface_hub": "transformers", "typing_extensions": "pydantic"}
+    # What a run can do without, and whose absence has a message of its own
+    absent = {"flash_attn", "transformer_engine", "verifiers", "openai"}
+    own = {"slime", *(folder.name for folder in ROOT.glob("plugins/*/slime_*"))}
+    files = [*(ROOT / "core").rglob("*.py"), *ROOT.glob("plugins/*/slime_*/**/*.py")]
+    imported = {
+        name.split(".")[0]: file.name
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and not node.level
+            else []
+        )
+    }
+    others = {name: file for name, file in imported.items() if name not in {*sys.stdlib_module_names, *own, *absent}}
+    assert {name: file for name, file in others.items() if belongs.get(name, name) not in declared} == {}

@@ -118,7 +118,7 @@ def _command(name: str, summary: str) -> _Command:
     words = dict.fromkeys(re.findall(rf"slime {re.escape(name)} ([a-z]+(?:\|[a-z]+)*)\b", usage))
     return _Command(
         summary,
-        {"--help": "describe this command", **({} if name == "train" else options)},
+        {"--help": "describe this command", **(_TRAIN if name == "train" else options)},
         [word for one in words for word in one.split("|")],
         name == "train" or "[--flag value]" in usage,
     )
@@ -130,8 +130,8 @@ def _short(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1].rpartition(' ')[0]}…"
 
 
-#: flags of a run that are no options of it
-_COMMAND_FLAGS = {
+#: the options of `slime train` that are no flags of a run
+_TRAIN = {
     "--resume": "continue a run",
     "--dry-run": "check everything and print the plan",
     "--from-recipe": "print the run of another framework's script as a run file",
@@ -148,7 +148,7 @@ def _words(words: Iterable[str]) -> str:
 def _bash(declared: _Declared) -> Iterator[str]:
     yield "_slime() {"
     yield "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} flags= more= words="
-    yield f"    local run={_words([*_COMMAND_FLAGS, *declared.flags])}"
+    yield f"    local run={_words(declared.flags)}"
     yield f"    local engines={_words(declared.engine_flags)}"
     yield "    COMPREPLY=()"
     yield "    if ((COMP_CWORD == 1)); then"
@@ -192,7 +192,7 @@ def _zsh(declared: _Declared) -> Iterator[str]:
     for flag, values in declared.choices.items():
         yield f"        {flag}) compadd -- {' '.join(map(shlex.quote, values))}; return ;;"
     yield "    esac"
-    yield f"    run=({described({**_COMMAND_FLAGS, **declared.flags})})"
+    yield f"    run=({described(declared.flags)})"
     yield f"    engines=({described(declared.engine_flags)})"
     yield "    case $words[2] in"
     for name, command in declared.commands.items():
@@ -221,11 +221,10 @@ def _fish(declared: _Declared) -> Iterator[str]:
         seen = f"-n '__fish_seen_subcommand_from {name}'"
         if command.words:
             yield f"complete -c slime {seen} -a {quoted(' '.join(command.words))}"
-        if not command.takes_flags:
-            for option, text in command.options.items():
-                yield f"complete -c slime {seen} -l {option.removeprefix('--')} -d {quoted(_short(text))}"
+        for option, text in command.options.items():
+            yield f"complete -c slime {seen} -l {option.removeprefix('--')} -d {quoted(_short(text))}"
     takers = " ".join(name for name, command in declared.commands.items() if command.takes_flags)
-    for option, text in {"--help": "", **_COMMAND_FLAGS, **declared.flags, **declared.engine_flags}.items():
+    for option, text in {**declared.flags, **declared.engine_flags}.items():
         values = declared.choices.get(option)
         chosen = f" -x -a {quoted(' '.join(values))}" if values else ""
         told = f" -d {quoted(_short(text))}" if text else ""

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, get_args
 
-from slime.cli.help_topics import Topic, example, topics_of
+from slime.cli.help_topics import Topic, example, topics, topics_of
 from slime.cli.plugins_show import options_table
 from slime.cli.text_layout import WIDTH, block, entry
 from slime.compat.functions import place_functions
@@ -16,7 +16,7 @@ from slime.config.flag_table import find_flag, flags_of
 from slime.config.flags import MEGATRON, SGLANG, Flag
 from slime.config.run_config import SECTIONS
 from slime.config.value_types import Arity, check_path
-from slime.errors import SlimeError
+from slime.errors import ConfigError, SlimeError, did_you_mean
 from slime.registry.kinds import KINDS, SLOTS
 from slime.registry.original_names import NameTable, original_names
 from slime.registry.plugin_set import survey_plugins
@@ -112,6 +112,9 @@ def search_help(words: Sequence[str]) -> str:
     """What has to do with the `words`: a subject, flags of slime, components, Megatron and SGLang, and other names.
 
     A flag is found if all words begin a word of its name or description, so that "dpo" is not found in "endpoint".
+
+    Raises:
+        ConfigError: Nothing has.
     """
     wanted = [word.lower().lstrip("-").replace("_", "-") for word in words]
     patterns = [re.compile(rf"(?<![a-z0-9]){re.escape(word)}") for word in wanted]
@@ -120,10 +123,11 @@ def search_help(words: Sequence[str]) -> str:
         text = " ".join(texts).lower().replace("_", "-")
         return all(pattern.search(text) for pattern in patterns)
 
-    blocks = [_topic_block(topic) for topic in topics_of(wanted)]
-    engines: list[str] = []
+    answers = topics_of(wanted)
+    blocks, engines = [_topic_block(topic) for topic in answers], list[str]()
+    told = {name for topic in answers for name in topic.flags}
     for target in (*SECTIONS, MEGATRON, SGLANG):
-        if flags := [flag for flag in flags_of(target) if found(flag.spelled, flag.help)]:
+        if flags := [flag for flag in flags_of(target) if flag.name not in told and found(flag.spelled, flag.help)]:
             # Those whose name has the word first.
             flags.sort(key=lambda flag: not found(flag.spelled))
             (engines if target in (MEGATRON, SGLANG) else blocks).append(_flags_block(f"[{target}]", flags))
@@ -138,11 +142,14 @@ def search_help(words: Sequence[str]) -> str:
         blocks.append(block("options of components", components))
     if others := list(_other_names(found)):
         blocks.append(block("names of other frameworks, and what to write here (docs/migrating.md)", others))
-    shown = " ".join(words)
-    return (
-        "\n".join([*blocks, *engines])
-        or f"no flag has {shown!r} in its name or description; slime train --help lists them\n"
-    )
+    if not blocks and not engines:
+        known = [word for topic in topics() for word in topic.words]
+        known += [flag.name for section in SECTIONS for flag in flags_of(section)]
+        raise ConfigError(
+            f"no flag has {' '.join(words)!r} in its name or description.{did_you_mean('-'.join(wanted), known)}"
+            " slime train --help lists them"
+        )
+    return "\n".join([*blocks, *engines])
 
 
 def _topic_block(topic: Topic) -> str:

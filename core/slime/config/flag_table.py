@@ -83,6 +83,8 @@ def nearest_flag(name: str) -> str:
     as_long = [one for one in names if abs(len(one) - len(_bare(name))) <= _LETTERS]  # longer ones have further words
     if near := difflib.get_close_matches(_bare(name), as_long, n=1, cutoff=_MISSPELT):
         return f" Did you mean {names[near[0]]}?"
+    if f"--{name}" in _COMMAND:
+        return " It is an option of slime train."
     own = [*_COMMAND, *(flag.spelled for flag in flags if flag.target not in (MEGATRON, SGLANG))]
     begin = re.split("[-_]", _bare(name))[0] if "-" in name else None
     alike = [spelled for bare, spelled in names.items() if re.split("[-_]", bare)[0] == begin]

@@ -204,7 +204,8 @@ def checked_options(component: Component, options: Mapping[str, Any]) -> tuple[O
         except ValidationError as error:
             known = [*component.spec.options.model_fields, *limits]
             slots = KINDS[component.kind].slots
-            flags = f"--{slots[0].prefixes[0]}." if len(slots) == 1 else ""
+            name = f"{component.name}." if slots[0].repeated else ""
+            flags = f"--{slots[0].prefixes[0]}.{name}" if len(slots) == 1 else ""
             problems += [_problem(dict(entry), known, flags) for entry in error.errors(include_url=False)]
     if problems:
         raise ConfigError(f"options of {component.title}: {'; '.join(problems)}")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from slime.cli.output import write
-from slime.cli.text_layout import hanging
+from slime.cli.text_layout import WIDTH, hanging
 from slime.config import RunConfig, read_config, resolve
 from slime.config.assemble import stop_on
 from slime.errors import ConfigError
@@ -23,12 +23,12 @@ from slime_planner.rates import FLAGS, Rates, with_rate
 
 _USAGE = """\
 usage: slime plan MODEL --nodes N --gpus 8xH100-80GB [--network 400Gb]
-                  [--host-memory GIB] [--json] [--rate-... X] [run flags]
+                  [--host-memory GIB] [--json] [--rate-... X] [--flag value]...
 
 Say what a run of a model needs on a cluster that need not exist yet: memory of
 each kind of rank, of engines and of hosts, KV cache, weight sync, and the
 seconds of a step by phase, with the rates that are assumed. It reads no
-weights and needs no GPU. Without a layout among the run flags it proposes the
+weights and needs no GPU. Without a layout among the flags it proposes the
 three fastest that fit, and says why the others do not.
 
   MODEL           a model of scripts/models, or a folder with a config.json
@@ -38,7 +38,7 @@ three fastest that fit, and says why the others do not.
                   2x200Gb: adapters of a node; 50GB: bytes
   --host-memory   GiB of a node (2048)
   --json          print JSON
-  run flags       those of slime train
+  --flag value    a flag of slime train
 
 rates:
 {rates}
@@ -71,10 +71,11 @@ def run(argv: Sequence[str]) -> int:
     """The command; returns its exit code: 1 if nothing fits."""
     if set(argv) & {"-h", "--help"}:
         rates = "".join(
-            f"  --rate-{one.name.replace('_', '-')} ({one.default:g})\n      {one.metadata['help']}\n"
+            f"  --rate-{one.name.replace('_', '-')} ({one.default:g})\n"
+            + "".join(f"{line}\n" for line in hanging("      ", one.metadata["help"], WIDTH))
             for one in fields(Rates)
         )
-        write(_USAGE.format(rates=rates, models="\n".join(hanging("  ", ", ".join(known_names())))))
+        write(_USAGE.format(rates=rates, models="\n".join(hanging("  ", ", ".join(known_names()), WIDTH))))
         return 0
     # Ten thousands of tensors are described, and none of them is garbage.
     gc.disable()

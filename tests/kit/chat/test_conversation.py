@@ -172,12 +172,14 @@ def test_each_token_has_its_source(template: ChatTemplate) -> None:
     talk.add([{"role": "tool", "content": "<|im_end|>"}])  # not the control token: its text
     talk.generated(answer("c", end=False))
     sample = talk.to_sample(Sample(prompt="q", index=3))
-    control = {CHARACTERS.index(STOP), CHARACTERS.index(START)}
-    response = sample.tokens[1:]
-    expected = [0, 0, 0] + [2 if token in control else 1 for token in response[3:-1]] + [0]
+    # Of the template are the headers of both turns too, not only their control tokens.
+    parts = [("ab" + STOP, 0), (f"\n{START}tool\n", 2), ("<|im_end|>", 1), (f"{STOP}\n{START}assistant\n", 2), ("c", 0)]
+    text = "".join(CHARACTERS[token] for token in sample.tokens[1:])
+    assert text == "".join(part for part, _ in parts)
+    lengths = [len(part.replace(STOP, "!").replace(START, "!")) for part, _ in parts]
+    lengths[2] = len("<|im_end|>")
+    expected = [source for length, (_, source) in zip(lengths, parts, strict=True) for _ in range(length)]
     assert sample.columns["source"].tolist() == expected
-    # the start of the tool's message, its end, and the start of the answer
-    assert expected.count(2) == 3
     assert "weight_version" not in sample.columns
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from slime.errors import ConfigError
 from slime.kit.chat.template import ChatTemplate
 from slime.plugin import Generation
 from slime.plugin.columns import SOURCES
@@ -140,12 +141,14 @@ class Conversation:
         if self._last_answer[1] != len(self.loss_mask) or not self.messages:
             raise ValueError("messages must follow an answer; add all messages of a turn in one call")
         new = self.continuation(messages) if tokens is None else tokens
+        try:
+            bare = self.continuation([{**message, "content": ""} for message in messages])
+        except ConfigError:  # a template may want contents: then only its control tokens are known
+            bare = []
+        self.sources.extend(_sources(new, bare, self.template.control_tokens))
         self.tokens.extend(new)
         self.loss_mask.extend([0] * len(new))
         self.log_probs.extend([0.0] * len(new))
-        # Contents never hold control tokens: see `ChatTemplate`.
-        control = self.template.control_tokens
-        self.sources.extend(SOURCES["template" if token in control else "tool"] for token in new)
         self.messages.extend(dict(message) for message in messages)
 
     def fork(self, *, train_past: bool = False) -> Conversation:
@@ -321,6 +324,41 @@ class Answers:
         spec.spec_draft_token_num += meta.get("spec_num_proposed_drafts", 0)
         spec.spec_verify_ct += meta["spec_verify_ct"]
         spec.completion_token_num += meta.get("completion_tokens", 0)
+
+
+def _sources(tokens: Sequence[int], bare: Sequence[int], control: Collection[int]) -> list[int]:
+    """Who wrote each token between two answers: the template or a message.
+
+    Contents hold no control tokens (see `ChatTemplate`), so that these divide `tokens` as they divide `bare`, the
+    tokens of the same messages without contents. What both have at the start and at the end of a part is the
+    template's.
+    """
+    parts, others = _parts(tokens, control), _parts(bare, control)
+    if len(parts) != len(others):
+        others = [[] for _ in parts]
+    sources: list[int] = []
+    for part, other in zip(parts, others, strict=True):
+        start = _alike(part, other)
+        end = _alike(part[start:][::-1], other[start:][::-1])
+        sources += [SOURCES["template"]] * start + [SOURCES["tool"]] * (len(part) - start - end)
+        sources += [SOURCES["template"]] * (end + 1)  # and the control token after the part
+    return sources[:-1]
+
+
+def _parts(tokens: Sequence[int], control: Collection[int]) -> list[list[int]]:
+    """What stands between control tokens."""
+    parts: list[list[int]] = [[]]
+    for token in tokens:
+        if token in control:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two lists share at their start."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _spans(answer: Generation) -> tuple[tuple[int, str], ...]:

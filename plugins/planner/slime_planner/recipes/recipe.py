@@ -180,7 +180,7 @@ def _of_hydra(value: str) -> list[str]:
 
 
 def _of_yaml(path: Path, text: str) -> list[Option]:
-    import yaml  # transformers needs it too
+    import yaml
 
     try:
         tree = yaml.safe_load(text)
