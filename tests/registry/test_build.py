@@ -54,7 +54,9 @@ def test_wrong_options_name_component_and_option(install_reward: Any, options: d
 
 def test_a_missing_option_of_a_tracker_is_told_with_its_whole_flag(install: Any) -> None:
     source = OPTIONS.replace("_rewards", "_trackers").replace("RewardSpec", "TrackerSpec")
-    install("slime-mine", "1", {"mine": "slime_mine"}, {"slime_mine": source})
+    install(
+        "slime-mine", "1", {"mine": "slime_mine"}, {"slime_mine": source, "slime_reward_math_impl": "Impl = object"}
+    )
     # A run may have several trackers, so that --tracker.name alone would be refused.
     with pytest.raises(ConfigError, match=r"'name' is required: write --tracker\.opt\.name$"):
         checked_options(survey_plugins().find("tracker", "opt"), {})
