@@ -5,6 +5,7 @@ python -m scripts.docs [FOLDER]         # default: site/
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -68,6 +69,8 @@ def _pages_of(nav: object) -> list[str]:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site").resolve()
+    parser = argparse.ArgumentParser(prog="python -m scripts.docs", description="Build the site.")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "site", help="which is replaced; default: site/")
+    target = parser.parse_args().folder.resolve()
     build(target)
     print(f"open {target / 'index.html'}")

@@ -46,7 +46,7 @@ export function Text({ text, other }) {
   const runs = useMemo(() => (other == null ? [[true, all]] : differences(all, other)), [all, other]);
   if (!all) return html`<pre class="dim">(empty)</pre>`;
   const shown = part => html`
-    <pre>${part.map(([same, said]) => (same ? visible(said) : html`<mark>${visible(said)}</mark>`))}</pre>
+    <pre tabindex="0">${part.map(([same, said]) => (same ? visible(said) : html`<mark>${visible(said)}</mark>`))}</pre>
   `;
   if (all.length <= SHOWN) return shown(runs);
   const [first, rest] = [[], []];

@@ -88,7 +88,7 @@ export function Heat({ tokens, scales, column, at, choose, move }) {
           `
         }
       </p>
-      <pre class="heat">
+      <pre class="heat" tabindex="0">
 ${tokens.pieces
           .slice(0, end)
           .map(
