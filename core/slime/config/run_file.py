@@ -115,6 +115,7 @@ def _store(settings: Settings, option: tuple[str, str], setting: Setting) -> Non
 #: the options that name files or folders, by section; `evaluation` has some in lists
 PATHS: dict[str, tuple[str, ...]] = {
     "run": ("output_dir",),
+    "cluster": ("rollout_external_engine_keys",),
     "data": ("prompt_data",),
     "algorithm": ("critic_load",),
     "checkpoint": ("hf_checkpoint", "initial_megatron_checkpoint", "ref_load", "save", "load", "save_hf"),
