@@ -116,24 +116,6 @@ def test_a_signal_before_the_end_of_its_time_requeues_it(slurm: SlurmCluster) ->
     assert {path.name for path in (run / "launch").glob("attempt_*")} == {f"attempt_{number}_0", f"attempt_{number}_1"}
 
 
-def test_a_job_that_is_cancelled_while_it_saves_loses_nothing_that_was_saved(slurm: SlurmCluster) -> None:
-    run = launch(slurm, "cancelled", 60)
-    show = lambda: slurm.states() + asked(slurm, run, "--logs")  # noqa: E731 - of this run
-    wait_until(lambda: len(steps(run)) >= 2, 600, "second step", show)
-    number = json.loads((run / "launch" / "job.json").read_text())[-1]["id"]
-    # It saves after each rollout. Every process is killed at once, so there is no time to finish one.
-    assert slurm.call("scancel", "--signal=KILL", "--full", number).returncode == 0
-    assert slurm.call("scancel", number).returncode == 0
-    wait_until(lambda: "RUNNING" not in asked(slurm, run, "--status"), 300, "end", show)
-    saved = int((run / "checkpoints" / "latest").read_text().strip().removeprefix("rollout_"))
-    assert saved >= 1 and len(steps(run)) < 60
-
-    launch(slurm, "cancelled", 60)
-    wait_until(lambda: "COMPLETED" in asked(slurm, run, "--status"), 900, "end of the second job", show)
-    assert sorted({*steps(run)}) == list(range(60))
-    assert "resumed from" in asked(slurm, run, "--logs")
-
-
 def test_a_node_that_does_not_join_is_named(slurm: SlurmCluster) -> None:
     # A setup that fails on one node alone, and would otherwise leave the job waiting.
     words = ("--join-timeout-s", "60", "--setup", '[ "$rank" -eq 0 ] || sleep 600')
