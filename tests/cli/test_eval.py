@@ -94,6 +94,30 @@ def test_flags_override_the_options_saved_in_a_checkpoint(
     assert run_dir == Path("outputs/e")
 
 
+@pytest.mark.parametrize("command", [("eval",), ("convert", "exported")])
+def test_engines_of_others_are_not_those_of_an_evaluation_or_conversion(
+    slime: Slime, loop: Loop, tmp_path: Path, base_words: list[str], prompts: Path, command: tuple[str, ...]
+) -> None:
+    from slime.config import load_config
+
+    # There is no such file, and nobody answers at the address.
+    engines = ["--rollout-external-engine-addrs", "127.0.0.1:9", "--rollout-external-engine-keys", "keys.txt"]
+    sets = ["--eval-prompt-data", "own", str(prompts), "--eval-interval", "1", "--save", "saved"]
+    writer = CheckpointWriter(tmp_path / "saved", load_config([*base_words, *sets, *engines]), {})
+    temporary, (name, *rest) = writer.begin(2), command
+    if name == "convert":
+        (temporary / "megatron" / "adapters.json").touch()  # so that training ranks merge them
+    writer.commit(temporary, {}, rollouts_done=2, weight_version=3, trained_at={3: 2})
+    ended = slime(name, "saved", *rest, "--run-name", "e")
+    assert ended.code == 0, ended.err
+    configs = [one for _, arguments in loop.calls for one in arguments if isinstance(one, RunConfig)]
+    assert configs
+    for used in configs:
+        assert used.cluster.rollout_external_engine_addrs == [] and used.cluster.rollout_external_engine_keys is None
+    refused = slime(name, "saved", *rest, *engines[:2])
+    assert refused.code == 2 and "nothing is trained here that could be sent to these engines" in refused.err
+
+
 def test_the_run_folder_of_the_checkpoint_is_left_unchanged(slime: Slime, loop: Loop, checkpoint: Path) -> None:
     assert slime("eval", str(checkpoint)).code == 0
     assert loop.folders[0].name.startswith("eval_")

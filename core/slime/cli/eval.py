@@ -166,6 +166,12 @@ def read_request(argv: Sequence[str], default_name: str, *, exports: bool = Fals
         checkpoint = None
     elif checkpoint is None or load != str(checkpoint.path):
         checkpoint = checkpoint_of_user(Path(load), "--load {}")
+    # Nobody sends weights to engines of others here, whose addresses a checkpoint of somebody else must not choose.
+    if ("cluster", "rollout_external_engine_addrs") in line.settings.items:
+        raise ConfigError(
+            "--rollout-external-engine-addrs: nothing is trained here that could be sent to these engines. Drop it"
+        )
+    stated = stated.with_options("cluster", rollout_external_engine_addrs=[], rollout_external_engine_keys=None)
     if ("run", "run_name") not in line.settings.items:
         stated = stated.with_options("run", run_name=default_name)
     used, exporting = _without_training(stated), exporting_config(stated, checkpoint)

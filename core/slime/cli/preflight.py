@@ -167,7 +167,7 @@ def preflight(
         critic = "critic" in checked.used["estimator"].component.spec.needs if "estimator" in checked.used else False
         problems += trainer_problems(config, model, with_critic=critic)
     if with_engines and not problems and config.cluster.rollout_external_engine_addrs:
-        problems += external_problems(config, trains=trains)
+        problems += external_problems(config)
     elif with_engines and not problems:
         problems += engine_option_problems(config, None if model is None else models, trains=trains)
     with _collected(problems):

@@ -28,11 +28,9 @@ _PROBE = "The 3 quick foxes: naïve café, 你好 мир\n\tdef f(x): return x**
 _INCIDENTAL = {"_name_or_path", "transformers_version", "use_cache", "torch_dtype", "dtype", "architectures"}
 
 
-def external_problems(config: RunConfig, *, trains: bool) -> list[str]:
+def external_problems(config: RunConfig) -> list[str]:
     """How the engines differ from those that the run would have started; each sentence names one of them."""
     flag = "--rollout-external-engine-addrs"
-    if not trains:
-        return [f"{flag}: nothing is trained here that could be sent to these engines. Drop it"]
     try:
         keys = external_keys(config)
     except ConfigError as error:
