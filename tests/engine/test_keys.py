@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 import pytest
 from fastapi import FastAPI
 from tests.support.engines import READY_S, cpu_engine, running

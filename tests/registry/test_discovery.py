@@ -84,17 +84,7 @@ def test_allow_accepts_ids_and_distributions_and_keeps_first_party_plugins(insta
 
 def test_deny_overrides_allow_and_first_party_plugins(install_reward: Any) -> None:
     install_reward("a", "x")
-    assert ids(allow=["a"], deny=["slime-reward-a", "rewards"]) == [
-        "datasources",
-        "estimators",
-        "families",
-        "generators",
-        "launch",
-        "planner",
-        "quantised",
-        "trackers",
-        "viewer",
-    ]
+    assert ids(allow=["a"], deny=["slime-reward-a", "rewards"]) == [name for name in OWN if name != "rewards"]
 
 
 def test_without_autoload_only_allowed_third_party_plugins_load(install_reward: Any) -> None:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import grpc  # type: ignore[import-untyped]  # has no stubs of its own
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 import pytest
 import ray
 

@@ -12,7 +12,7 @@ import torch
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions, RunOptions
 from slime.errors import TrainerError
-from slime.train.profiles import RankProfiles
+from slime.train.rank_profiles import RankProfiles
 
 
 def profiles(folder: Path, rank: int = 0, device: str = "cpu", **options: object) -> RankProfiles:

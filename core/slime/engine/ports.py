@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 
 from slime.errors import ConfigError
 

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 
 GIB = 2**30
 

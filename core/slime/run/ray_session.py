@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]  # has no stubs of its own
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 import ray
 from ray._private import node as ray_node
 from ray._private import parameter as ray_parameter

@@ -25,11 +25,11 @@ from slime.rollout.record import Rollout, add_versions
 from slime.run.checkpoint.read import Checkpoint, read_checkpoint
 from slime.run.checkpoint.retention import Retention
 from slime.run.checkpoint.save import Saver, save_model, writer_for
+from slime.run.engine_profiles import EngineProfiles
 from slime.run.engines import Engines
 from slime.run.placement import Placement, place
 from slime.run.preemption import Preemption
 from slime.run.processes import RolloutProcess, TrainerProcess
-from slime.run.profiles import EngineProfiles
 from slime.run.ray_session import new_meeting_file
 from slime.run.signals import uninterrupted
 from slime.run.supervise.recovery import Recovery

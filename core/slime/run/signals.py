@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Protocol
 
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 
 from slime.errors import TerminatedInterrupt
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 import torch
 from torch import Tensor
 

@@ -26,7 +26,7 @@ from slime.train.model import TrainableModel
 from slime.train.offload import Part, held_bytes
 from slime.train.output_layer import PolicyModel, policy_head
 from slime.train.predicting import LOSS_SCALE, FurtherLayers, refuse_layers
-from slime.train.profiles import RankProfiles
+from slime.train.rank_profiles import RankProfiles
 from slime.train.reference import REFERENCE_PART, ReferenceWeights
 from slime.train.settings import train_settings
 from slime.train.step import Learner, kl_in_reward

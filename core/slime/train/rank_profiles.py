@@ -68,7 +68,7 @@ class RankProfiles:
 
     def _snapshot(self, number: int) -> Path:
         path = self._path(number, ".memory.pickle")
-        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]  # PyTorch's own
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]  # PyTorch states no types of it
         return path
 
     def _path(self, number: int, ending: str) -> Path:

@@ -183,7 +183,7 @@ def _text(path: Path) -> str:
 
 def _memory() -> int:
     """Bytes that processes could get, in a container within its limit."""
-    import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+    import psutil
 
     found = int(psutil.virtual_memory().available)
     most, used = (_text(_CGROUP / name).strip() for name in ("memory.max", "memory.current"))

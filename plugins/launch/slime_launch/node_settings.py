@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def addresses_by_interface() -> dict[str, list[str]]:
     """The IPv4 addresses of each interface that is up, loopback left out."""
-    import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+    import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     return {

@@ -73,7 +73,7 @@ def ports(tables: Sequence[Path] = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"
 
 def left_behind(session: str, drivers: Sequence[int] = ()) -> list[str]:
     """Processes of runs and of Rays, other than the Ray of this session, what it started, and its `drivers`."""
-    import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+    import psutil
 
     found = {one.pid: one.info for one in psutil.process_iter(["ppid", "cmdline", "username"])}
     words = {pid: " ".join(info["cmdline"] or ()) for pid, info in found.items()}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 
 from slime.config import RunConfig
 from slime.errors import SlimeError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 from packaging.requirements import Requirement
 
 from slime.cli.output import write

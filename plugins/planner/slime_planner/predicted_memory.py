@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 
 from slime.config import RunConfig
 from slime.observe.memory import gibibytes, size_text

@@ -267,7 +267,7 @@ def test_one_step_that_stands_out_is_no_change_and_of_few_steps_nothing_is_known
     assert told([0.0] * 10 + [1.0] * 10) == "0 -> 1"
     assert told([float(step) for step in range(12)]) == "1.5 -> 9.5"
     assert told([0.5, 0.8, 0.9] + [1.0] * 21) == "0.9 -> 1"
-    # Of fewer than nine steps the means are told, and not that they differ by more than noise.
+    # With fewer than nine steps it gives both means, and does not judge whether they differ by more than noise.
     few = Change.of([0.1, 0.4, 0.2, 0.5])
     assert few.clear is None and few.text(words("train/loss")) == "0.1 -> 0.5"
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil  # type: ignore[import-untyped]  # has no stubs of its own
+import psutil
 
 from slime.kit.processes import living_members
 from slime.kit.processes.pulse import idle_too_long, read_pulse

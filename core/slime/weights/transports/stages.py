@@ -128,8 +128,9 @@ class Turns:
         data = json.dumps(content)  # ASCII
         parts = [data[start : start + _PART_BYTES] for start in range(0, len(data), _PART_BYTES)]
         parts[0] = f"{len(parts)} {parts[0]}"
-        for number, part in reversed([*enumerate(parts)]):  # the first is waited for
-            self._store.set(self._key(message, number), part)
+        # The first part is stored last: a reader waits for it alone, and then finds the others.
+        for number in reversed(range(len(parts))):
+            self._store.set(self._key(message, number), parts[number])
             self._told.append(self._key(message, number))
 
     def _read(self, messages: tuple[str, ...], sender: int, deadline: float) -> dict[str, Any]:
