@@ -239,4 +239,6 @@ def test_a_function_of_slime_that_is_not_imported_is_refused(model: Folder, plan
     path = tmp_path / "generate.py"
     path.write_text(GENERATE.format(more="", line="samples[0].response = await generate_single('x')"))
     error = plan(model("qwen3"), "--custom-generate-function-path", str(path), code=2)
-    assert "uses generate_single, which its file does not import. Add `from slime.kit.sessions import" in error
+    assert (
+        "uses generate_single, which its file neither defines nor imports. Add `from slime.kit.sessions import" in error
+    )

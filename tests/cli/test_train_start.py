@@ -92,8 +92,12 @@ def test_a_refused_run_leaves_no_folder(train: Slime, loop: Loop, tmp_path: Path
     assert loop.calls == []
 
 
-def test_options_without_effect_are_noted_on_stderr(train: Slime, loop: Loop) -> None:
+def test_options_without_effect_are_noted_on_stderr_and_in_the_log(
+    train: Slime, loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="slime")
     assert "slime: note: --eval-interval has no effect" in train("--eval-interval", "5").err
+    assert any(line.startswith("note: --eval-interval has no effect") for line in caplog.messages)
     assert loop.configs[0].evaluation.eval_interval is None
 
 

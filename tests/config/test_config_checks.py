@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.config.conftest import GOOD, Load, Refused
 
-from slime.config import RunConfig, config_from_toml, config_notes, config_problems, read_config, resolve
+from slime.config import RunConfig, checks, config_from_toml, config_notes, config_problems, read_config, resolve
 from slime.config.options import ClusterOptions
 from slime.config.run_config import nvidia_devices
 
@@ -370,6 +370,26 @@ def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
     assert nvidia_devices(tmp_path, {"CUDA_VISIBLE_DEVICES": "1"}) == 1
     assert nvidia_devices(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}) == 0
     assert nvidia_devices(tmp_path / "missing", {}) == 0
+
+
+@pytest.mark.parametrize(
+    ("usable", "present", "said"),
+    [
+        (0, 0, "--device auto: on CPUs, because this machine has no NVIDIA GPU (no /dev/nvidia0)"),
+        (0, 2, "--device auto: on CPUs, because CUDA_VISIBLE_DEVICES hides its 2 NVIDIA GPUs"),
+        (1, 2, "--device auto: on GPUs, of which this machine has 1"),
+    ],
+)
+def test_a_run_says_what_it_computes_on_where_it_was_not_told(
+    monkeypatch: pytest.MonkeyPatch, usable: int, present: int, said: str
+) -> None:
+    monkeypatch.setattr(checks, "nvidia_devices", lambda environment=None: usable if environment is None else present)
+    assert list(checks.chosen_device(RunConfig())) == [said]
+    assert not list(checks.chosen_device(RunConfig(cluster=ClusterOptions(device="cpu"))))
+
+
+def test_gpu_is_another_word_for_cuda() -> None:
+    assert {read_config(["--device", word]).device for word in ("gpu", "cuda")} == {"cuda"}
 
 
 def test_the_device_option_overrides_the_machine() -> None:

@@ -80,7 +80,7 @@ def test_no_option_takes_a_number_far_below_its_range() -> None:
     [
         ("--lr 0", "--lr: got '0', expected more than 0"),
         ("--lr 1e30", "--lr: got '1e30', expected at most 10"),
-        ("--device gpu", "got 'gpu', expected one of auto, cpu, cuda: cuda is the word for NVIDIA GPUs"),
+        ("--device cuda:1", "got 'cuda:1', expected cuda: which of the GPUs is for CUDA_VISIBLE_DEVICES to say"),
         ("--no-load-optim", "--initial-megatron-checkpoint starts a new one from the weights alone"),
         ("--lr -1e-6", "--lr: got '-1e-6', expected more than 0"),
         ("--adam-beta1 1", "--adam-beta1: got '1', expected less than 1"),

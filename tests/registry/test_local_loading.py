@@ -155,6 +155,50 @@ def test_a_class_may_inherit_the_required_method(package: Path) -> None:
     assert find_function("reward", "mine.rewards.numbers:Model").name == "mine.rewards.numbers.Model"
 
 
+@pytest.mark.parametrize("name", ["RolloutDataSource", "RolloutDataSourceWithBuffer"])
+def test_a_class_may_extend_its_namesake(tmp_path: Path, name: str) -> None:
+    source = f"from slime.data import {name}\nclass {name}({name}):\n    more = 1\n"
+    found = find_function("datasource", str(write(tmp_path, "source.py", source)))
+    assert found.function.reference.name == name
+
+
+#: nothing of it is unknown: names that are set later, generated code, a class inside a function, an expected NameError
+KNOWN = """
+    import functools
+    from dataclasses import dataclass, field
+    from typing import NamedTuple
+
+    @dataclass
+    class Kept:
+        count: int = 1
+        parts: list = field(default_factory=list)
+
+    class Pair(NamedTuple):
+        one: int = 1
+
+    def load():
+        global model
+        model = 3
+
+    @functools.lru_cache
+    def helper(n):
+        return model + Kept(n).count + Pair().one
+
+    def reward_func(args, sample):
+        class Inner:
+            base = 1
+            more = base + 1
+        try:
+            return display
+        except NameError:
+            return sum(helper(n) for n in range(3)) + len(__name__) + Inner.more
+"""
+
+
+def test_a_name_that_is_known_by_the_time_it_is_used_is_none_of_the_unknown(tmp_path: Path) -> None:
+    assert find_function("reward", str(write(tmp_path, "rm.py", KNOWN))).function.reference.name == "reward_func"
+
+
 def test_a_component_can_be_pickled(tmp_path: Path) -> None:
     path = write(tmp_path, "reward.py", "def reward_func(sample): return 1")
     component = find_function("reward", str(path))

@@ -123,6 +123,21 @@ REFUSED = [
         PluginLoadError,
         "rm.py:2: a relative import in a file that is not part of a package",
     ),
+    (
+        "reward",
+        "",
+        "def reward_func(sample):\n    return grade(sample)\ndef grade(sample):\n    return [check(sample), limit]",
+        PluginLoadError,
+        r"rm.py:5: reward_func uses check, limit, which its file neither defines nor imports",
+    ),
+    (
+        "reward",
+        "",
+        "class CustomRewardModel:\n    def __init__(self, model_path):\n        self.model = load_model(model_path)\n"
+        "    def compute_reward(self, prompts, responses): ...",
+        PluginLoadError,
+        r"rm.py:4: CustomRewardModel uses load_model, which its file neither defines nor imports",
+    ),
     ("generator", "", "def custom_generate(args, samples): ...", PluginLoadError, "it must be an `async def`"),
     (
         "generator",

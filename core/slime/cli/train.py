@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 import time
@@ -34,6 +35,8 @@ from slime.errors.redaction import redacted
 from slime.observe.samples import write_whole
 from slime.run.checkpoint.read import read_checkpoint
 from slime.shops import import_shop
+
+logger = logging.getLogger(__name__)
 
 _HELP = {"--help": None, "-h": None, "--help-megatron": MEGATRON, "--help-sglang": SGLANG}
 _DRY_RUN, _FROM_RECIPE = "--dry-run", "--from-recipe"
@@ -112,7 +115,7 @@ def run(argv: Sequence[str], *, elsewhere: bool = False) -> int:
         if not resumes:
             make_run_folder(folder, config)
         lock.write(finished=finished_rollouts(folder) or None)
-        code = _train(checked, argv, started, _Beginning(folder, config, lock))
+        code = _train(checked, argv, started, _Beginning(folder, config, lock, notes))
         lock.write(finished=config.num_rollout)
         return code
 
@@ -123,8 +126,8 @@ class _Beginning:
     A run that fails before leaves them as they were.
     """
 
-    def __init__(self, folder: Path, config: RunConfig, lock: RunLock) -> None:
-        self._folder, self._config, self._lock = folder, config, lock
+    def __init__(self, folder: Path, config: RunConfig, lock: RunLock, notes: Sequence[str]) -> None:
+        self._folder, self._config, self._lock, self._notes = folder, config, lock, notes
         #: where the checkpoints are after the one that the run goes on from
         self.aside: Path | None = None
 
@@ -132,6 +135,8 @@ class _Beginning:
         """An attempt at the run begins, with this configuration."""
         make_run_folder(self._folder, self._config)
         self._lock.write()
+        for note in self._notes:
+            logger.info("note: %s", note)
         if (load := attempted.checkpoint.load) is not None:
             self.aside = set_aside_later(attempted, read_checkpoint(Path(load))) or self.aside
 

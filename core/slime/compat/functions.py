@@ -24,6 +24,9 @@ from slime.registry.component import LocalComponent, found_locally
 from slime.registry.function_path import LocalFunction, Reference, is_reference
 from slime.registry.kinds import BATCH_FUNCTIONS, SLOTS, Slot, kind_of
 
+#: what `slime.kit.sessions` has for generate functions
+_OF_SESSIONS = ("build_loss_mask", "generate_single")
+
 
 def find_function(kind: str, text: str, role: Role | None = None) -> LocalComponent:
     """The function that a reference names, as a component. Its file is probed, not run in this process.
@@ -49,6 +52,8 @@ def find_function(kind: str, text: str, role: Role | None = None) -> LocalCompon
             f"{found.file}:{found.line}: got {found}, which cannot be a {role.title}: {role.why_not(found)}."
             f" Expected (parameters are passed by name): {role.expected}"
         )
+    if found.undefined:
+        raise PluginLoadError(_undefined(found))
     function = LocalFunction(
         Reference(reference.file, reference.module, found.name),
         probed.path,
@@ -68,6 +73,16 @@ def _named(name: str, probed: ProbedFile) -> Definition:
     raise PluginNotFoundError(f"{probed.path} has no {name}.{did_you_mean(name, names)} {has}")
 
 
+def _undefined(found: Definition) -> str:
+    names = sorted(found.undefined)
+    ours = [name for name in names if name in _OF_SESSIONS]
+    hint = f" Add `from slime.kit.sessions import {', '.join(ours)}` at its top" if ours else ""
+    return (
+        f"{found.file}:{min(found.undefined.values())}: {found.name} uses {', '.join(names)}, which its file neither"
+        f" defines nor imports.{hint}"
+    )
+
+
 def _guessed(role: Role, probed: ProbedFile) -> Definition:
     """The definition for a reference without a name: the one with a conventional name, else the only one that fits."""
     for names in role.usual:
@@ -76,7 +91,7 @@ def _guessed(role: Role, probed: ProbedFile) -> Definition:
     own = [found for found in probed.definitions if found.own and found.name[0] != "_"]
     fitting = [found for found in own if role.shape_of(found) is not None]
     # A base class of another candidate is not a candidate.
-    bases = {name for found in fitting for name in found.ancestors}
+    bases = {name for found in fitting for name in found.ancestors - {found.name}}
     if fitting := [found for found in fitting if found.name not in bases]:
         return _only(fitting, probed)
     has = "; ".join(f"line {found.line}: {found} ({role.why_not(found)})" for found in own) or "nothing public"

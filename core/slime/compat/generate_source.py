@@ -8,13 +8,10 @@ from pathlib import Path
 
 from slime.compat.generators import needs_log_probs
 from slime.config import RunConfig
-from slime.errors import ConfigError
 from slime.registry.component import Component, LocalComponent
 
 #: names whose use says that tokens come from the policy, or that the function sets them
 _KEEPS_TOKENS = frozenset(("policy", "generate_single", "tokens", "rollout_log_probs"))
-#: what `slime.kit.sessions` has for generate functions
-_OF_SLIME = frozenset(("generate_single", "build_loss_mask"))
 _TEXT_ALONE = (
     "neither has the parameter `policy`, nor calls slime.kit.sessions.generate_single, nor sets Sample.tokens: what it"
     " returns is text, which is tokenized"
@@ -25,11 +22,7 @@ _INSTEAD = (
 
 
 def text_note(generator: Component, config: RunConfig) -> str | None:
-    """A note about a generate function that returns text alone, or None.
-
-    Raises:
-        ConfigError: The function uses a function of slime that its file neither imports nor defines.
-    """
+    """A note about a generate function that returns text alone, or None."""
     if not isinstance(generator, LocalComponent):
         return None
     function = generator.function
@@ -38,12 +31,6 @@ def text_note(generator: Component, config: RunConfig) -> str | None:
     except (OSError, SyntaxError, ValueError):  # the probe has said so
         return None
     used, defined = set(_names(tree)), set(_defined(tree))
-    called = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    if missing := sorted((_OF_SLIME & called) - set(_bound(tree))):
-        raise ConfigError(
-            f"{generator.title} uses {', '.join(missing)}, which its file does not import. Add `from"
-            f" slime.kit.sessions import {', '.join(missing)}` at its top"
-        )
     # What is not certain is left to the run: a file of the user's beside it may do anything.
     if (
         function.reference.name not in defined
@@ -66,19 +53,6 @@ def _defined(tree: ast.Module) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.Assign):
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
-
-
-def _bound(tree: ast.AST) -> Iterator[str]:
-    """Names that the file binds anywhere; an import of `*` may bind those of slime."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.alias):
-            yield from _OF_SLIME if node.name == "*" else [(node.asname or node.name).partition(".")[0]]
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
 
 
 def _names(tree: ast.AST) -> Iterator[str]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from slime.compat.undefined import undefined_names
+
 if TYPE_CHECKING:
     from slime.compat.args_view import ArgsView
     from slime.plugin import Context
@@ -68,6 +70,8 @@ class Definition:
     methods: dict[str, Signature]
     #: of a class: the names of its base classes
     ancestors: frozenset[str]
+    #: names that its code uses and nothing defines, with their lines
+    undefined: dict[str, int]
 
     def __str__(self) -> str:
         if self.signature is None:
@@ -104,6 +108,7 @@ def _definition(module: ModuleType, name: str, value: Any) -> Definition:
         signature=Signature.of(value) if callable(value) else None,
         methods=dict(_methods(value)) if is_class else {},
         ancestors=frozenset(base.__name__ for base in value.__mro__[1:]) if is_class else frozenset(),
+        undefined=undefined_names(module, value),
     )
 
 

@@ -14,7 +14,15 @@ from slime.config.devices import colocation, engine_devices, external_engines, s
 from slime.config.eval_sets import eval_sets, evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
 from slime.config.megatron_checks import MEGATRON_CHECKS, Check
 from slime.config.megatron_effects import dependent_notes, refused_effects
-from slime.config.run_config import DEFAULT_GENERATORS, KEEPING_OPTIONS, SECTION_OF, SECTIONS, RunConfig, batch_shape
+from slime.config.run_config import (
+    DEFAULT_GENERATORS,
+    KEEPING_OPTIONS,
+    SECTION_OF,
+    SECTIONS,
+    RunConfig,
+    batch_shape,
+    nvidia_devices,
+)
 from slime.config.section import Excludes, Needs
 from slime.errors import ConfigError
 from slime.errors.redaction import MARK, places_of_mark
@@ -29,12 +37,27 @@ def config_problems(config: RunConfig) -> list[str]:
 def config_notes(config: RunConfig) -> list[str]:
     """Warnings: what the user should know, although the run can start."""
     return [
+        *chosen_device(config),
         *algorithm_notes(config),
         *staleness_notes(config),
         *evaluation_notes(config),
         *dependent_notes(config),
         *open_engines(config),
     ]
+
+
+def chosen_device(config: RunConfig) -> Iterator[str]:
+    """What `--device auto` is here, and why."""
+    if config.cluster.device != "auto":
+        return
+    seen, present = nvidia_devices(), nvidia_devices(environment={})
+    if seen:
+        yield f"--device auto: on GPUs, of which this machine has {seen}"
+    elif present:
+        hidden = "its NVIDIA GPU" if present == 1 else f"its {present} NVIDIA GPUs"
+        yield f"--device auto: on CPUs, because CUDA_VISIBLE_DEVICES hides {hidden}"
+    else:
+        yield "--device auto: on CPUs, because this machine has no NVIDIA GPU (no /dev/nvidia0)"
 
 
 def open_engines(config: RunConfig) -> Iterator[str]:

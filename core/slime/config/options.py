@@ -102,7 +102,7 @@ class ClusterOptions(Section):
     offload_rollout: Annotated[bool, Needs("colocate", because="only with it do the engines release memory")] = True
     """With --colocate, release the engines' memory while the trainer works; --no-offload-rollout keeps it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to compute on; auto: GPUs if there are any."""
+    """Device to compute on (gpu is another word for cuda); auto: GPUs if there are any."""
     layer_backend: Literal["auto", "fused", "te", "torch"] = "auto"
     """What computes the trainer's layers: PyTorch's operators (torch), TransformerEngine (te), or kernels that
     torch.compile fuses, beside FlashAttention where a GPU has it (fused); auto: te on GPUs where it is installed, else
@@ -143,10 +143,10 @@ class ClusterOptions(Section):
     @field_validator("device", mode="before")
     @classmethod
     def _gpus_are_cuda(cls, value: Any) -> Any:
-        """Explain the word for NVIDIA GPUs to those who write another."""
-        if isinstance(value, str) and value.lower().startswith(("gpu", "nvidia", "cuda:")):
-            raise ValueError(f"got {value!r}, expected one of auto, cpu, cuda: cuda is the word for NVIDIA GPUs")
-        return value
+        """Take another word for NVIDIA GPUs as well."""
+        if isinstance(value, str) and value.lower().startswith("cuda:"):
+            raise ValueError(f"got {value!r}, expected cuda: which of the GPUs is for CUDA_VISIBLE_DEVICES to say")
+        return "cuda" if value in ("gpu", "gpus", "nvidia") else value
 
 
 class DataOptions(Section):
