@@ -54,6 +54,7 @@ def run(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
+@pytest.mark.slow
 @needs("bash")
 @pytest.mark.parametrize(("typed", "found", "left_out"), CASES)
 def test_bash(script: Path, typed: str, found: set[str], left_out: str) -> None:
@@ -70,6 +71,7 @@ def test_fish(script: Path, typed: str, found: set[str], left_out: str) -> None:
     assert found <= candidates and left_out not in candidates
 
 
+@pytest.mark.slow
 @needs("zsh")
 @pytest.mark.parametrize(
     ("typed", "completed"),

@@ -15,6 +15,8 @@ from slime.cli.preflight_engine import _LATER
 from slime.config.installed import package_folder
 from slime.config.sglang_options import sglang_flags
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("key", "is_open"),

@@ -58,6 +58,7 @@ def save(tmp_path: Path, base_words: Sequence[str], prompts: Path) -> Save:
     return saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", DANGEROUS)
 def test_settings_that_could_run_code_must_be_repeated(
     slime: Slime, loop: Loop, save: Save, code: Path, tmp_path: Path, setting: str
@@ -83,6 +84,7 @@ def test_a_conversion_runs_none_of_a_checkpoints_functions(
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "eval", "convert"])
 def test_a_damaged_checkpoint_is_refused_before_anything_starts(
     slime: Slime, loop: Loop, save: Save, base_words: Sequence[str], command: str
@@ -102,6 +104,7 @@ def test_a_damaged_checkpoint_is_refused_before_anything_starts(
     assert f"The newest intact checkpoint is {intact}: {option.format(intact)}" in ended.err
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_skipped_on_request(
     slime: Slime, loop: Loop, save: Save, base_words: Sequence[str], prompts: Path
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_name_shared_by_component_and_plugin_selects_both(
     assert "reward rewards/math" in first and "reward math/boxed" in second
 
 
+@pytest.mark.slow
 def test_without_ids_all_components_and_broken_plugins_are_checked(
     install_reward: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,8 @@ from tests.cli.test_train_resume import RUN, names
 
 from slime.cli.run_folders import LOCK
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "place", ["run.lock", "metrics.jsonl", "config.toml", "config.partial", "logs", "logs/driver.log", "rollouts",

@@ -92,6 +92,7 @@ def test_a_row_that_expects_something_else_is_shown_and_ends_with_1(
     assert "1 as expected, 1 not" in counts
 
 
+@pytest.mark.slow
 def test_a_sample_that_cannot_be_scored_fails_alone_and_is_counted(slime: Slime, tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.jsonl", [{"response": "B", "expected": None}, *[{**ROWS[0], "label": "2"}] * 5])
     ended = slime("score", rows, "--reward", "math")
@@ -100,6 +101,7 @@ def test_a_sample_that_cannot_be_scored_fails_alone_and_is_counted(slime: Slime,
     assert "no label to compare with" in ended.err and "please report" not in ended.err
 
 
+@pytest.mark.slow
 def test_a_reward_over_its_budget_says_that_a_run_would_have_ended(slime: Slime, tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.jsonl", [{"response": "B"}] * 6)
     ended = slime("score", rows, "--reward", "math")
@@ -107,6 +109,7 @@ def test_a_reward_over_its_budget_says_that_a_run_would_have_ended(slime: Slime,
     assert slime("score", rows, "--reward", "math", "--reward.error-budget", "1").code == 0
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_or_ends_its_process_fails_its_own_sample(slime: Slime, tmp_path: Path) -> None:
     function = tmp_path / "mine.py"
     function.write_text(
@@ -127,6 +130,7 @@ def test_a_function_that_hangs_or_ends_its_process_fails_its_own_sample(slime: S
     assert "timeouts 1, died 1" in ended.out
 
 
+@pytest.mark.slow
 def test_rewards_that_compare_a_group_get_the_rows_of_a_group(
     slime: Slime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +176,7 @@ def test_a_run_shows_the_rewards_that_would_change(slime: Slime, run: Path) -> N
     assert "1 without an answer" in ended.out
 
 
+@pytest.mark.slow
 def test_another_reward_on_a_run_and_the_metadata_of_its_prompts(slime: Slime, run: Path) -> None:
     function = run.parent / "mine.py"
     function.write_text("def reward_func(args, sample, **kwargs):\n    return sample.metadata['bonus'] + 0.5\n")
@@ -223,6 +228,7 @@ def test_the_length_of_a_response_is_read_or_asked_for(slime: Slime, tmp_path: P
     assert first.endswith("reward 0.5") and "no number of tokens" in second
 
 
+@pytest.mark.slow
 def test_the_table_of_pairs_is_run_by_it(slime: Slime, tmp_path: Path) -> None:
     """As a user's own table would be; a few pairs stand for all, which other tests try."""
     table = Path(__file__).parents[1] / "rewards" / "tables" / "math_pairs.tsv"

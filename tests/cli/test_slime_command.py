@@ -112,6 +112,7 @@ def test_warnings_are_marked_as_warnings(slime: Slime, monkeypatch: pytest.Monke
     assert logging.getLogger("slime").handlers == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["--help", "--version", "train --help-sglang", "plugins", "score --help", "train --dry-run"]
 )

@@ -17,6 +17,8 @@ from tests.support.tiny_models import make_tiny_model
 
 from slime.cli.run_folders import unwritable
 
+pytestmark = pytest.mark.slow
+
 Refused = Callable[..., str]
 
 

@@ -29,6 +29,7 @@ def data_lines(text: str) -> list[str]:
     return [line.strip() for line in re.split(r"\n(?=\S)", rest)[0].splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_is_counted(dry_run: Slime, kind: str, tmp_path: Path) -> None:
     path = write_rows(tmp_path, kind, numbered(120))
@@ -83,6 +84,7 @@ def test_repeated_prompts_are_noted(dry_run: Slime, tmp_path: Path) -> None:
     assert line.endswith("3 rows repeat the prompt of an earlier one (1 of them with another label)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize(
     ("given", "repeated"),
@@ -139,6 +141,7 @@ def test_data_without_a_usable_row(refused: Refused, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -192,6 +195,7 @@ def test_only_a_sample_of_a_large_file_is_read(tmp_path: Path, monkeypatch: pyte
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_sparse_metadata_of_a_large_file_may_lie_outside_the_sample(
     dry_run: Slime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -207,6 +211,7 @@ def test_sparse_metadata_of_a_large_file_may_lie_outside_the_sample(
     assert "no row has metadata under the key 'inf'" in dry_run(*words[:-1], "inf").err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "key", "value", "near"),
     [
@@ -250,6 +255,7 @@ def test_only_the_beginning_of_a_large_gzip_file_is_unpacked(tmp_path: Path, mon
     assert str(facts).startswith(f"{tmp_path}/p.jsonl.gz: more than ")
 
 
+@pytest.mark.slow
 def test_only_a_few_row_groups_of_a_large_parquet_file_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ import pytest
 from tests.cli.conftest import Slime, split
 from tests.support.tokenizer_features import FAMILIES, make_tokenizer
 
+pytestmark = pytest.mark.slow
+
 Folder = Callable[..., Path]
 
 

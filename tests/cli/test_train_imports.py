@@ -33,6 +33,7 @@ def test_short_commands_import_only_the_standard_library(word: str) -> None:
     assert not imported(word) & {*HEAVY, "pydantic", "pluggy", "numpy", "rich"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["--help", "--help-megatron", "--help-sglang"])
 def test_the_help_of_training_imports_no_engine(word: str) -> None:
     assert not imported("train", word) & set(HEAVY)
@@ -42,6 +43,7 @@ def test_plugins_are_listed_without_engines() -> None:
     assert not imported("plugins") & set(HEAVY)
 
 
+@pytest.mark.slow
 def test_a_run_is_checked_without_engines(described_model: Path, prompts: Path) -> None:
     words = ["train", "--dry-run", "--hf-checkpoint", str(described_model), "--prompt-data", str(prompts)]
     words += split("--num-rollout 2 --rollout-batch-size 4 --n-samples-per-prompt 2 --rollout-max-response-len 8")
@@ -50,6 +52,7 @@ def test_a_run_is_checked_without_engines(described_model: Path, prompts: Path) 
     assert not imported(*words, "--reward", "nope", code=2) & set(HEAVY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "more"), [("train.py", []), ("train_async.py", ["--colocate"])])
 def test_the_scripts_run_the_command(script: str, more: list[str]) -> None:
     done = subprocess.run([sys.executable, str(ROOT / script), *more], capture_output=True, text=True, timeout=240)
@@ -58,6 +61,7 @@ def test_the_scripts_run_the_command(script: str, more: list[str]) -> None:
     assert ("does not support colocation" in done.stderr) is bool(more)
 
 
+@pytest.mark.slow
 def test_train_async_takes_a_run_file(tmp_path: Path) -> None:
     run_file = tmp_path / "run.toml"
     run_file.write_text("[rollout]\nnum-rollouts = 2\n")

@@ -16,6 +16,8 @@ from slime.cli.train import run as run_train
 from slime.config import RunConfig
 from slime.errors import CheckpointError
 
+pytestmark = pytest.mark.slow
+
 RUN = Path("outputs/run")
 
 

@@ -50,6 +50,7 @@ def test_what_is_no_template_is_refused_once_and_not_row_by_row(
     assert own or f"line {line} of chat_template in {model / where}: " in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "line", "said"),
     [

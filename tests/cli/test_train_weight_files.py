@@ -13,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tests.cli.conftest import Slime, change_config, split, write_weights
 
+pytestmark = pytest.mark.slow
+
 Refused = Callable[..., str]
 QUERY, NORM = "model.layers.1.self_attn.q_proj.weight", "model.norm.weight"
 

@@ -130,6 +130,7 @@ def test_every_topic_names_flags_and_pages_that_exist_and_no_word_twice() -> Non
         assert (repository / topic.page).is_file()
 
 
+@pytest.mark.slow
 def test_the_search_loads_no_torch() -> None:
     code = (
         "import sys; from slime.cli.main import main; main(['train', '--help', 'clip']);"

@@ -40,6 +40,7 @@ def bits(column: Any) -> list[int]:
     return np.asarray(column, dtype=np.float32).view(np.uint32).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(columns=st.dictionaries(st.text(min_size=1), FLOATS, max_size=3))
 def test_columns_survive_json_to_the_bit(columns: dict[str, np.ndarray[Any, Any]]) -> None:

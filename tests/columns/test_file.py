@@ -126,6 +126,7 @@ def test_a_row_has_what_everybody_knows_of_its_tokens(tmp_path: Path, pieces: Pi
     assert failed["gap"] is None and failed["gap_max"] is None and failed["loss_mask"] == [1, 1]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.row("V1")

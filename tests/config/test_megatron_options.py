@@ -17,6 +17,8 @@ from slime.config.installed import known_options
 from slime.config.run_config import SECTIONS
 from slime.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 _ASK_MEGATRON = """
 import dataclasses, json, typing
 import slime.train

@@ -54,6 +54,7 @@ def test_the_walk_sees_the_numbers_of_all_parts() -> None:
     assert counts["rollout"] > 15 and counts[MEGATRON] > 90 and counts[SGLANG] > 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["nan", "inf", "-inf", "1e400", "9" * 30, "-" + "9" * 30, "9" * 5000])
 def test_no_option_takes_a_number_that_is_none_or_that_nothing_can_hold(word: str) -> None:
     fits_a_float = word.strip("-").isdigit() and len(word) < 300

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 _WITH_TRACKERS = """
 import dataclasses, json, sys
 from slime.registry import kinds
@@ -65,6 +67,7 @@ def test_flags_and_tables_select_several_trackers_and_set_their_options() -> Non
         assert found == expected, stated
 
 
+@pytest.mark.slow
 def test_none_excludes_other_components_and_options() -> None:
     for stated in (["--tracker", "a", "none"], ["--tracker", "a", "--tracker", "none"]):
         assert answers(stated) == ["--tracker: none means no component: expected it alone and without options"]

@@ -45,6 +45,7 @@ def ask_sglang(*words: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_scan_finds_the_flags_of_the_real_parser() -> None:
     actions = ask_sglang()
     known = {name for action in actions for name in action["flags"]}
@@ -65,6 +66,7 @@ def test_the_scan_finds_the_flags_of_the_real_parser() -> None:
     assert ours - known <= fields
 
 
+@pytest.mark.slow
 def test_the_real_parser_reads_a_rendered_command_line_identically() -> None:
     config = config_from_toml(
         """

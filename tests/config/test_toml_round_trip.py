@@ -107,6 +107,7 @@ configs = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(configs)
 def test_a_configuration_survives_a_round_trip(config: RunConfig) -> None:

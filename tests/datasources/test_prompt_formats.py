@@ -60,6 +60,7 @@ def test_changing_a_conversation_does_not_change_its_siblings(tmp_path: Path) ->
     assert second.prompt == [{"role": "user", "content": "q"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [
@@ -123,6 +124,7 @@ def test_the_state_of_another_mixture_is_refused(tmp_path: Path) -> None:
         prompts(a).load_state_dict(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("streaming", [False, True])
 def test_custom_classes_read_every_format(kind: str, streaming: bool, tmp_path: Path) -> None:

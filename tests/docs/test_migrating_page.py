@@ -35,6 +35,7 @@ def test_all_flags_of_the_original_are_on_the_page() -> None:
     assert len([name for name in names if "*" not in name]) >= 215
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", migrating.ACCEPTED)
 def test_an_accepted_flag_is_read(name: str) -> None:
     value, _ = migrating.ACCEPTED[name]
@@ -48,6 +49,7 @@ def test_an_accepted_flag_is_read(name: str) -> None:
     assert not [text for text in refusals if text.startswith(f"--{name} ")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_refused_flag_says_what_to_do(name: str) -> None:
     flag = name.replace("*", "x")

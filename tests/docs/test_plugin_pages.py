@@ -42,6 +42,7 @@ def _commands() -> list[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", _commands())
 def test_commands_on_the_pages_find_their_components(command: str, place: Workplace) -> None:
     words = command.removeprefix("slime train ")
@@ -56,6 +57,7 @@ def test_the_run_files_on_the_pages_can_be_read(block: str) -> None:
     config_from_toml(block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_files_on_the_pages_match_the_scaffold(name: str) -> None:
     assert refiled(TEXT[name]) == TEXT[name], AGAIN

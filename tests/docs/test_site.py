@@ -151,6 +151,7 @@ def test_every_library_of_the_kit_is_in_the_reference() -> None:
     assert {f"slime.kit.{path.stem}" for path in kit.iterdir() if path.stem[0] != "_"} == set(LIBRARIES)
 
 
+@pytest.mark.slow
 def test_the_reference_is_made_without_torch() -> None:
     code = (
         "import sys; from scripts.docs.reference import pages; pages();"

@@ -16,6 +16,7 @@ def installed_here() -> list[str]:
     return [path.name for path in Path(sysconfig.get_path("purelib")).glob("*") if "brevity" in path.name]
 
 
+@pytest.mark.slow
 @pytest.mark.row("P5")
 def test_installed_plugins_are_listed_and_keep_their_contracts(environment: Environment, sources: Path) -> None:
     assert installed_here() == []

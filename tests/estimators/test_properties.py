@@ -48,6 +48,7 @@ def test_equal_rewards_give_exactly_zero_without_groups_too(reward: float, sizes
     assert not any(map(any, tokens("reinforce_plus_plus", batch)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @given(batch=batches(), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=20, deadline=None)

@@ -31,6 +31,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return source, site
 
 
+@pytest.mark.slow
 def test_the_package_is_one_file(installed: tuple[Path, Path]) -> None:
     _, site = installed
     assert [path.name for path in site.glob("*.py")] == ["slime_estimator_maxrl.py"]
@@ -43,6 +44,7 @@ def test_slime_finds_and_shows_it(installed: tuple[Path, Path]) -> None:
     assert "in units of their mean" in shown
 
 
+@pytest.mark.slow
 def test_the_package_passes_the_contract_kit_and_its_tests(installed: tuple[Path, Path]) -> None:
     source, site = installed
     run_python(["-m", "slime.cli.main", "plugins", "check", "maxrl"], source.parent, PYTHONPATH=str(site))

@@ -13,6 +13,8 @@ from tests.support.python import run_python
 
 from slime_generators.tools.search import SearchIndex, make_search
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "search-r1"
 FACT = re.compile(r"the (\w+) of (\w+) is (\w+)\.")
 RESULTS = 2

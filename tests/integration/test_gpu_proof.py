@@ -142,6 +142,7 @@ def test_logs_of_what_a_failed_part_started_are_kept_and_those_of_the_proof_befo
     }
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
     hanging = Part("quickstart", "hangs", "serving:quickstart", share_s=1)  # the imports alone take longer
     began = time.monotonic()

@@ -41,6 +41,7 @@ def slime(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shop", SHOPS)
 def test_without_one_package_the_others_work_and_it_is_named(without: Callable[..., None], shop: str) -> None:
     without(shop)
@@ -65,6 +66,7 @@ def test_a_run_without_all_of_them_trains(without: Callable[..., None], slime_tr
     assert "report.html" not in run.output and "warning" not in run.output
 
 
+@pytest.mark.slow
 def test_without_the_platform_a_run_on_a_cpu_is_refused_by_name_and_one_on_gpus_is_not(
     without: Callable[..., None], slime_train: Start
 ) -> None:

@@ -39,6 +39,7 @@ def write_hollow_model(folder: Path, name: str, *, as_published: bool = False) -
         file.truncate(8 + len(header) + end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(_EXPERTS)) for name in NAMES]
 )
@@ -76,6 +77,7 @@ def test_a_dry_run_of_a_published_model_predicts_its_memory(
         assert "1 layer for multi-token prediction: not trained, and copied into exports" in printed.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if "quantization_config" in published(name)])
 def test_a_folder_as_published_in_fp8_is_refused_with_the_command_that_converts_it(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -119,6 +121,7 @@ def test_a_flag_for_another_model_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_flags_that_name_what_the_model_has_are_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_hollow_model(tmp_path / "model", "moonlight-16B-A3B")
     config = json.loads((tmp_path / "model" / "config.json").read_text())

@@ -11,6 +11,8 @@ from tests.train.harness import RankLauncher, make_config, run_ranks
 
 from slime.plugin.architecture import Architecture
 
+pytestmark = pytest.mark.slow
+
 #: models with the same `config.json` up to the length of the context are built once
 _BUILT = [
     name for name in NAMES if name not in ("deepseek-r1", "deepseek-v3.1", "glm4.6-355B-A32B", "glm4.7-355B-A32B")

@@ -89,6 +89,7 @@ def test_every_model_has_a_script_and_a_config() -> None:
     assert NAMES == sorted(path.stem for path in _CONFIGS.glob("*.json")) == sorted(PUBLISHED | ROUNDED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.row("N4")
 def test_a_script_agrees_with_the_published_config(name: str) -> None:
@@ -96,6 +97,7 @@ def test_a_script_agrees_with_the_published_config(name: str) -> None:
     assert differences(words, architecture(published(name))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2.5-7B", "llama3.1-8B", "glm4-9B", "glm4.5-106B-A12B", "deepseek-v3", "kimi-k2"])
 def test_every_value_of_a_script_is_compared(name: str) -> None:
     """Each flag alone, with another value, contradicts the model."""
@@ -178,6 +180,7 @@ def predicting_layer(config: dict[str, Any], found: Architecture) -> int:
     return numbers(found.shapes, f"model.layers.{last}.") + 3 * hidden + 2 * hidden**2 + copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_number_of_parameters_is_the_published_one(name: str) -> None:
     config = published(name)

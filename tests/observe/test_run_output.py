@@ -27,6 +27,8 @@ from slime.observe.terminal import Terminal
 from slime.observe.trackers import TrackerThread
 from slime.plugin import Tracker
 
+pytestmark = pytest.mark.slow
+
 STEP = {"time/step": 60.0, "rollout/reward_mean": 0.5, "train/loss": 0.25, "train/kl": 0.1}
 
 

@@ -11,6 +11,8 @@ import pytest
 from tests.registry.broken_cases import CASES, Case
 from tests.registry.broken_table import PAGE, Seen, everything, install, page_with, table
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Seen]:

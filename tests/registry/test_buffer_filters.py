@@ -113,6 +113,7 @@ def test_replay_drops_what_is_old_or_teaches_nothing() -> None:
     assert select("replay", buffer, 6, max_age=2) == Selection([2, 3, 4, 5], drop), "too few new groups: another round"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", ["0.55", "0.1", "0.07", "1"])
 def test_the_share_of_new_groups_is_the_least_that_is_enough(fresh: str) -> None:
     replay = survey_plugins().build("buffer_filter", "replay", {"fresh": float(fresh)}, CONTEXT)

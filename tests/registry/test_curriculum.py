@@ -140,6 +140,7 @@ def test_a_row_without_difficulty_is_named_before_the_first_prompt_is_taken(make
         make(difficulty_key="had")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 5, 8])
 @pytest.mark.parametrize("options", [{}, {"pool": 20}, {"difficulty_key": "more.hard"}])
 def test_over_many_rollouts_the_prompts_are_of_the_level(make_many: Any, count: int, options: dict[str, Any]) -> None:

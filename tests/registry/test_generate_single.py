@@ -14,6 +14,8 @@ from slime.kit.sessions import generate_single
 from slime.plugin import Generation, Sample, SamplingParams, Status
 from slime.registry.contracts import Snapshot, check_generated
 
+pytestmark = pytest.mark.slow
+
 #: the documented function, with the policy's own answers
 DOCUMENTED = """
     from slime.kit.sessions import build_loss_mask, generate_single

@@ -18,6 +18,7 @@ def modules_after(code: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [
@@ -42,6 +43,7 @@ def test_slime_plugin_imports_neither_numpy_nor_the_loader() -> None:
     assert loaded & {"numpy", "importlib_metadata", "rich"} == set()
 
 
+@pytest.mark.slow
 def test_listing_plugins_loads_nothing_heavy() -> None:
     loaded = modules_after("from slime.cli.plugins import run; assert run(['--check']) == 0")
     assert loaded & {*HEAVY, "numpy"} == set()

@@ -78,6 +78,7 @@ def prompts(groups: list[Group]) -> list[Any]:
     return [group.samples[0].prompt for group in groups]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [DOCUMENTED, DOCUMENTED_BUFFER, DERIVED])
 @pytest.mark.row("D4")
 def test_documented_classes_provide_prompts_with_labels(tmp_path: Path, source: str) -> None:
@@ -162,6 +163,7 @@ def test_samples_with_one_group_index_are_one_prompt(tmp_path: Path) -> None:
     assert (first.index, second.index, second.samples[0].prompt) == (0, 1, "xy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_resumed_source_gives_the_same_next_groups(tmp_path: Path, shuffle: bool) -> None:
     one = make(tmp_path, DOCUMENTED_BUFFER, rollout_shuffle=shuffle)
@@ -171,6 +173,7 @@ def test_a_resumed_source_gives_the_same_next_groups(tmp_path: Path, shuffle: bo
     assert take(two, 5) == take(one, 5)
 
 
+@pytest.mark.slow
 def test_the_state_of_the_class_is_saved_and_a_missing_one_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,6 +200,7 @@ def test_the_state_of_the_class_is_saved_and_a_missing_one_is_reported(
         assert ("saves no state" in caplog.text) is (text is source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

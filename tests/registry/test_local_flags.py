@@ -64,6 +64,7 @@ def test_the_saved_configuration_gives_the_same_run(path: Path) -> None:
     assert problems_of(again) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -149,6 +150,7 @@ def test_the_record_of_a_run_has_path_and_hash(path: Path) -> None:
     assert record["used"]["rollout_sample_filter"]["id"] == f"{batch}:sample_filter"
 
 
+@pytest.mark.slow
 def test_resume_with_a_changed_file_warns_and_strict_refuses(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = by_path(path)
     saved = plugins_for(config).provenance(config)
@@ -163,6 +165,7 @@ def test_resume_with_a_changed_file_warns_and_strict_refuses(path: Path, caplog:
         check_resume(strict, saved, config)
 
 
+@pytest.mark.slow
 def test_resume_with_a_file_that_has_moved_warns(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = by_path(path)
     saved = plugins_for(config).provenance(config)
@@ -185,6 +188,7 @@ def test_all_processes_run_the_file_as_the_driver_read_it(path: Path) -> None:
     assert scores(reward, answered("x")) == [1.0]
 
 
+@pytest.mark.slow
 def test_only_located_functions_are_components(path: Path) -> None:
     with pytest.raises(PluginNotFoundError, match="nothing has loaded it"):
         survey_plugins().resolve(by_path(path))

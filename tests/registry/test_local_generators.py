@@ -14,6 +14,8 @@ from slime.errors import PluginContractError
 from slime.plugin import Generation, Sample, SamplingParams, Status
 from slime.registry.contracts import Snapshot, check_generated
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTED = '''
     async def generate_single(conversation):
         return "look" if len(conversation) == 1 else "found: " + conversation[-1]["content"]

@@ -14,6 +14,8 @@ from slime.compat.functions import find_function
 from slime.errors import PluginLoadError
 from slime.plugin import Context
 
+pytestmark = pytest.mark.slow
+
 
 def score(reference: Path | str, context: Context) -> float:
     component = find_function("reward", f"{reference}")

@@ -12,6 +12,8 @@ from slime.compat.functions import find_function
 from slime.errors import PluginContractError, PluginLoadError
 from slime.plugin import Sample, Status
 
+pytestmark = pytest.mark.slow
+
 
 def finished(*responses: str, chat: bool = False, label: str = "4", **metadata: Any) -> list[Sample]:
     """Finished samples of one prompt, with one token for each character of prompt and response."""

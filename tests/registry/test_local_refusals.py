@@ -165,6 +165,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "source", "error", "message"), REFUSED)
 def test_a_bad_function_is_refused_with_line_and_signatures(
     tmp_path: Path, kind: str, name: str, source: str, error: type[SlimeError], message: str

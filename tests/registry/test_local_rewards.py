@@ -110,6 +110,7 @@ def test_a_reward_model_that_needs_a_path_is_refused_without_one(tmp_path: Path)
         plugins_for(config).resolve(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "plain"),
     [
@@ -141,6 +142,7 @@ def test_the_other_numbers_of_a_dictionary_are_parts(tmp_path: Path) -> None:
     assert (one.value, one.parts) == (1.0, {"length": 7.0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -17,6 +17,8 @@ from slime.config import PluginOptions
 from slime.errors import PluginLoadError, PluginNotFoundError
 from slime.registry.plugin_set import load_plugins, survey_plugins
 
+pytestmark = pytest.mark.slow
+
 
 def edit(info: Path) -> None:
     """Change the installed module without changing its version."""

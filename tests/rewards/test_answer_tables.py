@@ -69,6 +69,7 @@ def test_mathematics_in_a_whole_response() -> None:
     assert [(row, value) for row, value in pairs if value != row[2]] == []
 
 
+@pytest.mark.slow
 def test_mathematics_as_a_person_reads_it() -> None:
     lines = (Path(__file__).parent / "tables" / "math_pairs.tsv").read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
@@ -110,6 +111,7 @@ def test_only_a_box_in_the_last_characters_counts() -> None:
         assert [one.value for one in got] == [1.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bare", [True, False])
 def test_choices_in_every_place(bare: bool) -> None:
     def boxed(place: dict[str, Any]) -> list[tuple[str, str, bool]]:
@@ -164,6 +166,7 @@ SAID: list[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("response", "answer"), SAID)
 def test_rewards_read_what_stands_behind_the_thinking(response: str, answer: str) -> None:
     right = float(answer.strip() == "B")
@@ -219,6 +222,7 @@ def test_unfinished_code_in_the_thinking_is_no_answer(response: str, code: str) 
     assert last_fenced(without_thinking(response), ("python",)) == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("measure", "column"), [("f1", 2), ("exact", 3), ("contains", 4)])
 def test_words_in_every_place(measure: str, column: int) -> None:
     def rows(place: dict[str, Any]) -> list[Any]:
@@ -227,6 +231,7 @@ def test_words_in_every_place(measure: str, column: int) -> None:
     assert mismatches("f1", rows, lambda row: row[column], measure=measure) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("extract", "ignore_case", "column"), [("text", False, 2), ("text", True, 3)])
 def test_texts_in_every_place(extract: str, ignore_case: bool, column: int) -> None:
     def rows(place: dict[str, Any]) -> list[Any]:
@@ -235,6 +240,7 @@ def test_texts_in_every_place(extract: str, ignore_case: bool, column: int) -> N
     assert mismatches("exact_match", rows, lambda row: row[column], extract=extract, ignore_case=ignore_case) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignore_case", [False, True])
 def test_numbers_in_every_place(ignore_case: bool) -> None:
     def rows(place: dict[str, Any]) -> list[Any]:

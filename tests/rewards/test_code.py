@@ -14,6 +14,8 @@ from slime_rewards.code import _holds
 from slime_rewards.code_asserts import Setup, steps_of
 from slime_sandbox import Isolation, Machine
 
+pytestmark = pytest.mark.slow
+
 ADD = "def add(a, b):\n    return a + b\n"
 ASSERTS = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]
 DIALOGUES = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10"}]

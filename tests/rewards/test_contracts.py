@@ -21,6 +21,7 @@ def spec(name: str) -> RewardSpec:
     return RewardSpec(name=name, factory="module:Class", deterministic=False, timeout_s=60.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["batch", "single"])
 def test_a_remote_service(protocol: str) -> None:
     async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
@@ -44,12 +45,14 @@ def test_a_judge() -> None:
         assert_reward_contract(reward, spec=spec("llm_judge"), good=[RIGHT], bad=[WRONG])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", ["logit", "sigmoid"])
 def test_a_reward_model(output: str, tmp_path: Path) -> None:
     reward = build("reward_model", model_path=str(make_tiny_reward_model(tmp_path)), output=output, max_tokens=128)
     assert_reward_contract(reward, spec=spec("reward_model"))
 
 
+@pytest.mark.slow
 def test_code_that_is_compared() -> None:
     """Made-up samples have labels that assert nothing, so the kit gets its own."""
     samples = [

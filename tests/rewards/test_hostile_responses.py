@@ -50,6 +50,7 @@ RESPONSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begin", "repeated", "end"), RESPONSES)
 def test_hostile_responses_are_scored_quickly(begin: str, repeated: str, end: str) -> None:
     response = begin + repeated * (LENGTH // len(repeated)) + end

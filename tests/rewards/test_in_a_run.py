@@ -26,6 +26,8 @@ from slime.run.rollout_process import RolloutProcess
 from slime.testing import make_sample, make_tokenizer
 from slime.types import Sample, Status
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = 8
 
 

@@ -161,6 +161,7 @@ def test_work_ends_where_python_ignores_exceptions_again_and_again() -> None:
     assert sys.getprofile() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_verdict_does_not_depend_on_what_was_scored_before(order: int) -> None:
     sums = [rf"\sum_{{n=1}}^{{\infty}}\frac{{n^2}}{{{base}^n}}" for base in (3, 5, 7)][::order]
@@ -170,6 +171,7 @@ def test_a_verdict_does_not_depend_on_what_was_scored_before(order: int) -> None
         assert got == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(

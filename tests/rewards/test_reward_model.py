@@ -92,6 +92,7 @@ def test_an_unsuitable_model_is_refused(folder: Path, options: dict[str, Any], m
         build("reward_model", **{"model_path": str(folder), **options})
 
 
+@pytest.mark.slow
 def test_a_custom_reward_model_class_scores_with_a_real_model(folder: Path, tmp_path: Path) -> None:
     path = write(
         tmp_path,

@@ -68,6 +68,7 @@ def test_two_failures_in_six_samples_do_not_end_the_run_in_any_order() -> None:
         assert failed_until_over(0.25, [n in (first, second) for n in range(6)], rollout_samples=6) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rollout_samples", [6, 64, 1024])
 def test_random_failures_of_one_in_ten_stay_within_the_default_budget(rollout_samples: int) -> None:
     for seed in range(200):

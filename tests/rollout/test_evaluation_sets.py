@@ -79,6 +79,7 @@ def evaluate(
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_in_a_deterministic_run_no_set_shares_the_engines_with_another(
     prompt_file: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_in_a_deterministic_run_no_set_shares_the_engines_with_another(
     assert asked == [(0.0, 12), (0.7, 48), (0.0, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluates_only", [False, True])
 @pytest.mark.row("E1")
 def test_every_set_has_its_own_sampling_and_reward(
@@ -108,6 +110,7 @@ def test_every_set_has_its_own_sampling_and_reward(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluates_only", [False, True])
 @pytest.mark.parametrize("sets", [slice(None), slice(3, 4)])
 def test_every_generator_is_closed_once(
@@ -186,6 +189,7 @@ def test_an_evaluation_gets_slots_while_a_rollout_wants_all_of_them(
     assert sum(not evaluation for evaluation in order[: last + 1]) >= 6
 
 
+@pytest.mark.slow
 def test_an_unscored_set_fails_the_evaluation_and_is_named(prompt_file: Path, tokenizer: Any, tmp_path: Path) -> None:
     broken = prompt_file.parent / "broken.py"
     broken.write_text("async def judge(args, sample, **kwargs):\n    raise ValueError('no verdict')\n")
@@ -195,6 +199,7 @@ def test_an_unscored_set_fails_the_evaluation_and_is_named(prompt_file: Path, to
         evaluate(config(prompt_file, more), tokenizer, tmp_path, ScriptedPolicy(tokenizer))
 
 
+@pytest.mark.slow
 def test_the_error_budget_message_of_a_set_shows_where_to_set_it(
     prompt_file: Path, tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rollout.collecting import SAMPLES, CountingSource, Finisher, Rule, collector, indices
@@ -137,6 +138,7 @@ runs = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(run=runs)
 def test_every_prompt_is_accounted_for_exactly_once(run: Run) -> None:
@@ -151,6 +153,7 @@ def test_every_prompt_is_accounted_for_exactly_once(run: Run) -> None:
     assert not [row for row in end.state["groups"] if row["finished_for"] is None], "nothing is generating at the end"
 
 
+@pytest.mark.slow
 @settings(max_examples=75, deadline=None)
 @given(run=runs)
 def test_a_killed_synchronous_run_resumes_with_the_same_batches(run: Run) -> None:

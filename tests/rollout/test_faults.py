@@ -232,6 +232,7 @@ SHAPES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 2], ids=["sync", "async"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_ledger_stays_correct_with_faults_and_kills(

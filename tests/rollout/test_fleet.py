@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 from benchmarks.fleet.load import GROUP_SIZE, PROMPT_TOKENS, Cost, Load, run_load
 from benchmarks.fleet.stub_engines import Fleet, lengths
 
@@ -28,6 +29,7 @@ def check_samples(cost: Cost, fleet: Fleet) -> list[int]:
     return [group.index for group in groups]
 
 
+@pytest.mark.slow
 def test_all_engines_have_the_same_share_and_every_sample_is_asked_for_once() -> None:
     fleet = Fleet(engines=ENGINES, lengths=lengths(20, 1.0, 500), prompt=PROMPT_TOKENS, step_s=1e-5, hold=True)
     load = Load(fleet=fleet, batch=32, started=32, rollouts=2, in_flight=32 * GROUP_SIZE)
@@ -40,6 +42,7 @@ def test_all_engines_have_the_same_share_and_every_sample_is_asked_for_once() ->
     assert cost.tokens == cost.trained_tokens == cost.served.tokens
 
 
+@pytest.mark.slow
 def test_what_is_aborted_is_continued_and_no_group_is_trained_on_twice() -> None:
     fleet = Fleet(engines=ENGINES, lengths=lengths(20, 1.2, 500), prompt=PROMPT_TOKENS, step_s=1e-4, halt=200)
     load = Load(fleet=fleet, batch=8, started=16, rollouts=4, partial=True, in_flight=16 * GROUP_SIZE)

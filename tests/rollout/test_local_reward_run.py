@@ -25,6 +25,7 @@ def reward_func(args, sample, **kwargs):
 """
 
 
+@pytest.mark.slow
 def test_a_plain_function_that_hangs_is_killed_and_the_others_score(tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "helpers.py").write_text("WORTH = 0.25")
     (tmp_path / "custom_rm.py").write_text(SOURCE)
@@ -49,6 +50,7 @@ def reward_func(args, sample, **kwargs):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("definition", ["def", "async def"])
 def test_a_function_that_raises_is_named_with_its_line_and_traceback(
     definition: str, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

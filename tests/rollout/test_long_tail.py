@@ -119,6 +119,7 @@ def drive(
     return Outcome(seconds / rollouts, engines.tokens * TOKEN_S / slots / rollouts, done, ledger)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("train_s", "slots"), [(6.0, 16), (3.0, 8)], ids=["bound by training", "bound by generation"])
 def test_long_responses_do_not_hold_up_a_step(train_s: float, slots: int) -> None:
     whole_batches = drive(train_s=train_s, slots=slots)
@@ -129,6 +130,7 @@ def test_long_responses_do_not_hold_up_a_step(train_s: float, slots: int) -> Non
     assert whole_batches.step_s > 1.9 * max(train_s, whole_batches.generation_s)  # waits for the longest responses
 
 
+@pytest.mark.slow
 def test_long_responses_are_trained_on_too() -> None:
     outcome = drive(train_s=6.0, slots=16, ahead=2, draw=2 * WANT)
     lengths = [s.response_length for rollout in outcome.rollouts for group in rollout.groups for s in group.samples]
@@ -139,6 +141,7 @@ def test_long_responses_are_trained_on_too() -> None:
     assert sum(lengths) > 0.8 * sum(drawn)
 
 
+@pytest.mark.slow
 def test_a_bound_that_long_responses_cannot_meet_ends_in_drops_and_not_in_endless_repetition() -> None:
     # 600 tokens take 30 s and thus five steps of training; continued responses would be older than the bound
     outcome = drive(train_s=6.0, slots=16, ahead=2, draw=2 * WANT, bound=2, rollouts=80)

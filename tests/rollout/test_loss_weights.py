@@ -67,6 +67,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(rows=ROWS, per_token=st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_weights_of_a_step_sum_to_one_and_are_zero_at_masked_tokens(rows: list[Row], per_token: bool) -> None:

@@ -120,6 +120,7 @@ def test_an_unreadable_message_is_said_to_be_one() -> None:
     assert one_line(Unprintable()) == "Unprintable: (its str() raises RuntimeError)"
 
 
+@pytest.mark.slow
 def test_the_remedy_names_an_installed_package_with_its_version() -> None:
     import pydantic
 

@@ -26,7 +26,7 @@ from slime.types import Sample, Status
 
 __all__ = ["bad_rewards", "install"]
 
-pytestmark = pytest.mark.usefixtures("bad_rewards")
+pytestmark = [pytest.mark.usefixtures("bad_rewards"), pytest.mark.slow]
 
 T = TypeVar("T")
 #: seconds for calls of which some hang; on a busy machine the others need some of them

@@ -95,6 +95,7 @@ def run(config: RunConfig, tokenizer: Any, run_dir: Path) -> list[Rollout]:
     return asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mischief", "metric", "reason"),
     [
@@ -124,6 +125,7 @@ def test_a_run_continues_without_the_samples_a_reward_failed(
     assert (first.metrics.get("plugin/reward/bad/plain/restarts", 0) > 0) == (mischief != "nan")
 
 
+@pytest.mark.slow
 def test_a_reward_that_always_hangs_ends_the_run_quickly(tokenizer: Any, tmp_path: Path) -> None:
     labels = dict.fromkeys(range(2 * PROMPTS), "sleep")
     config = configured(tmp_path, labels, RewardOptions(reward="bad/plain"), timeout_s=0.2)
@@ -136,6 +138,7 @@ def test_a_reward_that_always_hangs_ends_the_run_quickly(tokenizer: Any, tmp_pat
     assert str(tmp_path / "logs" / "reward*.log") in text
 
 
+@pytest.mark.slow
 def test_several_rewards_have_separate_workers_limits_and_metrics(tokenizer: Any, tmp_path: Path) -> None:
     terms = [
         RewardTerm(name="bad/plain", weight=2.0, options={"timeout_s": 1.5}),
@@ -155,12 +158,14 @@ def test_several_rewards_have_separate_workers_limits_and_metrics(tokenizer: Any
     assert {path.name for path in (tmp_path / "logs").iterdir()} >= {"reward0-0.log", "reward1-0.log"}
 
 
+@pytest.mark.slow
 def test_two_uses_of_one_reward_are_distinguished(tokenizer: Any, tmp_path: Path) -> None:
     terms = [RewardTerm(name="bad/plain", options={"timeout_s": 30.0}), RewardTerm(name="bad/plain")]
     first, _ = run(configured(tmp_path, {3: "raise"}, RewardOptions(terms=terms)), tokenizer, tmp_path)
     assert [first.metrics[f"plugin/reward/bad/plain[{place}]/failed"] for place in (0, 1)] == [4, 4]
 
 
+@pytest.mark.slow
 def test_workers_end_when_the_runs_process_is_killed(tmp_path: Path) -> None:
     script = f"""
 import asyncio

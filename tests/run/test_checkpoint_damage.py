@@ -26,6 +26,8 @@ from slime.run.checkpoint.files import Progress, digest_of_json
 from slime.run.checkpoint.read import read_checkpoint
 from slime.run.checkpoint.save import CheckpointWriter
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = bytes(range(256)) * 8
 
 

@@ -60,6 +60,7 @@ def test_without_a_bound_the_staleness_is_the_buffer_and_the_interval(
     assert max(driven.ahead) == buffer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 6])
 @pytest.mark.parametrize(("buffer", "interval"), [(1, 1), (4, 1), (2, 2), (4, 3)])
 @pytest.mark.parametrize("bound", [0, 1, 2, 3, 9])

@@ -192,6 +192,7 @@ def test_native_code_that_lets_other_threads_run_is_no_hang(start: Start) -> Non
     assert look_for(watching(start(COMPUTES)), 3 * HANG_S) == []
 
 
+@pytest.mark.slow
 def test_a_component_that_does_not_return_is_named_with_its_line(start: Start) -> None:
     [trouble] = look_for(watching(start(NEVER_RETURNS)), 60)
     assert trouble.kind == "hung"

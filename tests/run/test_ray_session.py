@@ -118,6 +118,7 @@ def test_a_temporary_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 _WHERE = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_compiled_kernels_are_in_no_folder_that_another_user_could_have_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: Literal["cpu", "cuda"]

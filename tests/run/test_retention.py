@@ -48,6 +48,7 @@ def left(root: Path) -> list[int]:
 # --- the rule -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     saved=st.sets(NUMBERS),
@@ -77,6 +78,7 @@ def test_what_is_deleted_is_older_than_the_newest_and_kept_for_no_reason(
     assert again == [], "it settles after one turn"
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     values=st.lists(st.floats(0, 1) | st.none(), min_size=1, max_size=12),
@@ -253,6 +255,7 @@ def save_delete_and_die(root: Path, done: int, call: int) -> None:
     keep_one(writer, done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", range(1, 24))
 def test_a_run_killed_while_it_deletes_leaves_a_checkpoint_that_loads(root: Path, call: int) -> None:
     fork = multiprocessing.get_context("fork")

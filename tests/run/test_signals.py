@@ -61,6 +61,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_the_first_interruption_is_answered_at_once_and_the_third_ends_everything() -> None:
     program = [sys.executable, "-c", BUSY.format(rounds=4_000_000, cleaning=20)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:

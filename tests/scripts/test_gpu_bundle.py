@@ -215,6 +215,7 @@ def names(folder: Path) -> list[str]:
     return sorted(file.name for file in pieces.read_manifest(folder).files)
 
 
+@pytest.mark.slow
 def test_a_bundle_holds_the_wheels_of_that_machine_and_the_source(
     tmp_path: Path, requirements: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +238,7 @@ def test_a_bundle_holds_the_wheels_of_that_machine_and_the_source(
     assert sums(target / "source") == source
 
 
+@pytest.mark.slow
 def test_a_bundle_leaves_out_what_the_machine_has(
     tmp_path: Path, requirements: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,6 +279,7 @@ def test_a_list_of_packages_that_pip_did_not_print_is_refused(
     assert "expected what `python -m pip list --format=json` prints" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_wheel_that_is_not_to_be_had_is_named(
     tmp_path: Path, requirements: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,12 +92,14 @@ class SavesOnly(First):
         return {}
 
 
+@pytest.mark.slow
 def test_a_filter_that_keeps_the_contract_passes() -> None:
     assert_buffer_filter_contract(First(), deterministic=True)
     assert_buffer_filter_contract(Chance())
     assert_buffer_filter_contract(Rotates())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "rule", "detail"),
     [

@@ -44,6 +44,7 @@ def test_an_installed_component_is_built_by_name(slime_component: Callable[..., 
         slime_component("reward", "exact_macht")
 
 
+@pytest.mark.slow
 def test_tests_that_do_not_use_slime_do_not_import_it(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text(
         "import sys\n\n\ndef test_it(pytestconfig):\n"

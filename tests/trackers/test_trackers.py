@@ -67,6 +67,7 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
             record = b""
 
 
+@pytest.mark.slow
 def test_wandb_keeps_every_row_of_an_offline_run(context: Context) -> None:
     wandb = pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
@@ -93,6 +94,7 @@ def test_wandb_keeps_every_row_of_an_offline_run(context: Context) -> None:
     assert names[0] == ("p", "some-run") and exit_codes == [1]
 
 
+@pytest.mark.slow
 def test_mlflow_reads_back_history_parameters_and_status(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
@@ -111,6 +113,7 @@ def test_mlflow_reads_back_history_parameters_and_status(context: Context, monke
     assert run.data.metrics["eval/held_out.pass_at_4"] == 0.75
 
 
+@pytest.mark.slow
 def test_trackio_reads_back_every_row(context: Context) -> None:
     pytest.importorskip("trackio")
     # Trackio reads its folder once per process.

@@ -16,6 +16,7 @@ from slime.weights.models import Models
 TOKENS = 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe", "glm4", "glm4_moe", "deepseek_v3", "moonlight"])
 def test_operations_are_those_of_transformers(family: str, model_folder: Folders) -> None:
     folder = model_folder(family)

@@ -52,6 +52,7 @@ def held(optimizer: Any, chunks: list[Any]) -> int:
     return sum({offload.storage_of(one): one.untyped_storage().nbytes() for one in tensors}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "megatron"),
     [

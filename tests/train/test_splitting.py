@@ -65,6 +65,7 @@ def gradient(case: Case, mode: str, num_ranks: int, **limits: int | None) -> tup
     return torch.autograd.grad(torch.stack(losses).sum(), log_probs)[0], len(packed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @given(
     seed=st.integers(0, 50),

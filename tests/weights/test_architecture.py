@@ -148,6 +148,7 @@ def test_the_tokenizer_is_read_whether_or_not_transformers_knows_the_model(famil
     assert "<|im_start|>" in tokenizer.chat_template
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stated", PLAIN_CLASSES)
 def test_a_tokenizer_of_a_plain_class_is_read_without_torch(stated: str, tmp_path: Path) -> None:
     write_tiny_tokenizer(tmp_path)

@@ -47,6 +47,7 @@ def send(group: BroadcastGroup, tensor: torch.Tensor) -> None:
     group.finish(deadline=time.monotonic() + 60, watch=lambda: None)
 
 
+@pytest.mark.slow
 def test_a_broadcast_to_a_member_that_has_ended_fails_as_a_weight_sync() -> None:
     group = BroadcastGroup(name="two", world_size=2, backend="gloo", address="127.0.0.1", timeout_s=30)
     ended = member(group, 1)
@@ -62,6 +63,7 @@ def test_a_broadcast_to_a_member_that_has_ended_fails_as_a_weight_sync() -> None
         group.close()
 
 
+@pytest.mark.slow
 def test_when_a_broadcast_has_failed_the_other_members_are_let_go_at_once() -> None:
     group = BroadcastGroup(name="two", world_size=3, backend="gloo", address="127.0.0.1", timeout_s=300)
     ended, waiting = members = [member(group, rank) for rank in (1, 2)]

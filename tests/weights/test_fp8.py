@@ -105,6 +105,7 @@ DAMAGE: list[tuple[dict[str, Tensor | None], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changed", "message"), DAMAGE)
 def test_scales_that_are_missing_or_wrong_are_named_before_a_run_and_when_loading(
     model_folder: Folders, tmp_path: Path, changed: dict[str, Tensor | None], message: str

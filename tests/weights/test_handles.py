@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from tests.support.strangers import stranger_can_open
 
@@ -44,6 +45,7 @@ def read_by(reader: subprocess.Popen[str], messages: list[str]) -> list[str]:
     return [reader.stdout.readline().strip() for _ in range(3 * len(messages))]
 
 
+@pytest.mark.slow
 def test_an_unrelated_process_reads_what_is_put_into_a_block_again_and_into_another_in_its_place() -> None:
     block = SharedBlock(4096, CPU)
     reader = subprocess.Popen([sys.executable, "-c", _READER], stdin=-1, stdout=-1, text=True)

@@ -90,6 +90,7 @@ def numbers_by_transformers(causal_lm: str, config: dict[str, Any]) -> dict[str,
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_setting_that_is_missing_or_null_means_what_transformers_says_or_is_refused(
     family: str, caplog: pytest.LogCaptureFixture
@@ -127,6 +128,7 @@ def test_a_missing_setting_that_transformers_fills_is_not_refused(family: str, k
     assert numbers_of(architecture(base)) == numbers_by_transformers(base["architectures"][0], base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "change"),
     [

@@ -170,6 +170,7 @@ def test_what_published_files_have_is_accepted(family: str) -> None:
     assert architecture(published(family) | PUBLISHED[family]) == architecture(published(family))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", LEFT_OVER, ids=lambda change: next(iter(change)))
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "glm4", "glm", "moonlight", "kimi_k2"])
 def test_settings_without_effect_are_accepted(family: str, change: dict[str, Any]) -> None:

@@ -276,6 +276,7 @@ class LiveBytes(TorchDispatchMode):
         return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [160, 4096], ids=["vocabulary-fits", "vocabulary-larger"])
 def test_no_rank_holds_more_than_its_shards_and_two_buckets(vocab: int, model_folder: Folders) -> None:
     folder, bucket = model_folder("qwen3", seed=1, vocab_size=vocab), 200_000

@@ -62,6 +62,7 @@ print(count)
     assert int(words[-1]) > 250
 
 
+@pytest.mark.slow
 def test_a_package_of_kernels_that_fails_without_a_driver_is_not_imported(tmp_path: Path) -> None:
     """flash_mla, which SGLang's packages for GPUs bring, raises an OSError."""
     (tmp_path / "flash_mla.py").write_text("raise OSError('libcuda.so.1')")
@@ -69,6 +70,7 @@ def test_a_package_of_kernels_that_fails_without_a_driver_is_not_imported(tmp_pa
     assert run(code + "print(a.flash_mla_with_kvcache)", PYTHONPATH=str(tmp_path)) == ["None"]
 
 
+@pytest.mark.slow
 def test_the_hook_does_nothing_if_cuda_is_available() -> None:
     words = run("""
 import sys, torch
@@ -81,6 +83,7 @@ print(sys.meta_path == before, dict(vars(torch.cuda)) == cuda)
     assert words == ["True", "True"]
 
 
+@pytest.mark.slow
 def test_rewritten_bytecode_is_cached_under_a_name_of_its_own(tmp_path: Path) -> None:
     """Rewriting takes two seconds of CPU time in each rank; an import without the hook must not get its result."""
     # A stand-in with two modules: compiling all of Megatron takes half a minute, and each module is loaded alike.
@@ -103,6 +106,7 @@ def test_rewritten_bytecode_is_cached_under_a_name_of_its_own(tmp_path: Path) ->
     assert "__cpu_as_cuda__" not in str(list(names_in(code)))
 
 
+@pytest.mark.slow
 def test_install_twice_adds_one_finder() -> None:
     words = run("""
 import sys
@@ -113,6 +117,7 @@ print(sys.meta_path.count(CpuFinder))
     assert words == ["1"]
 
 
+@pytest.mark.slow
 def test_install_after_megatron_was_imported_is_refused_with_its_name() -> None:
     words = run("""
 import megatron.core.enums
@@ -126,6 +131,7 @@ except TrainerError as error:
     assert words == ["True", "True"]
 
 
+@pytest.mark.slow
 def test_rewritten_modules_work_in_a_thread_and_do_not_change_torch() -> None:
     words = run("""
 import threading, torch

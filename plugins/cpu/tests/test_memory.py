@@ -21,6 +21,7 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+@pytest.mark.slow
 def test_dropped_pages_are_no_longer_resident_and_come_back_as_zeros() -> None:
     tensor, before = torch.ones(64 * MIB // 4), resident()
     dropped = drop_pages([tensor, tensor[10:20], tensor.view(2, -1)])  # which share memory

@@ -164,6 +164,7 @@ def test_exact_prompts_use_the_original() -> None:
     assert original.calls == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("most_kept", [2**28, 0])
 def test_keys_kept_from_pass_to_pass_are_those_of_the_cache(

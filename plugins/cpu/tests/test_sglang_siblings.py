@@ -120,6 +120,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_sequences_that_begin_alike(case: str) -> None:
     sequences, groups, begins = CASES[case]

@@ -62,6 +62,7 @@ def failing(generator: BlackBox, script: Script, match: str, kind: type[Exceptio
 # --- agents that work ---
 
 
+@pytest.mark.slow
 def test_an_agent_with_openais_client_trains_on_the_policys_answer() -> None:
     [sample] = work(black_box("ask_once"), [Say.text("2")])
     assert sample.status is Status.COMPLETED
@@ -90,6 +91,7 @@ def test_every_conversation_of_an_agent_is_a_sample_of_one_rollout() -> None:
     assert "agent/requests" not in samples[1].metrics, "counted once"
 
 
+@pytest.mark.slow
 def test_many_agents_at_once_are_not_mixed_up() -> None:
     generator = black_box("ask_twice")
     policy = ScriptedPolicy(lambda call: Say.text(decode(call.tokens).split("user\n")[1].split("=")[0]))
@@ -147,6 +149,7 @@ def test_the_error_of_a_failed_program_has_its_last_output() -> None:
     failing(black_box(command=command), [Say.text("2")], "exit code 1: no idea")
 
 
+@pytest.mark.slow
 def test_an_agent_that_hangs_is_stopped_and_its_answers_are_kept_as_truncated() -> None:
     started = time.monotonic()
     [sample] = work(black_box("asks_and_hangs", agent_timeout_s=3.0), [Say.text("2")])
@@ -178,6 +181,7 @@ def test_a_program_that_hangs_is_killed(tmp_path: Path) -> None:
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
+@pytest.mark.slow
 def test_a_request_after_the_deadline_is_refused_and_counted_with_a_later_sample() -> None:
     late = black_box("hangs_in_a_thread", agent_timeout_s=2.5)
 
@@ -222,6 +226,7 @@ def test_an_agent_whose_first_request_does_not_fit_fails_its_sample() -> None:
     failing(agent, [Say.text("well")], "context_length_exceeded")
 
 
+@pytest.mark.slow
 def test_a_request_that_its_client_cancels_is_not_trained_on() -> None:
     def slow_then_quick(call: Any) -> Step:
         return Say.text("ok") if "quick" in decode(call.tokens) else Say.text("never", delay_s=math.inf)

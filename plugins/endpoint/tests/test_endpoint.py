@@ -158,6 +158,7 @@ def test_options_that_change_the_distribution_are_refused_by_name(options: dict[
     run(work())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "message"),
     [

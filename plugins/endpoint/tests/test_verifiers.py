@@ -154,6 +154,7 @@ def answering(call: Any) -> Say:
     return Say.text("1" if "sure?" in decode(call.tokens) else "let me think")
 
 
+@pytest.mark.slow
 def test_rows_of_a_taskset_are_prompts_for_slime(folder: Path) -> None:
     rows = list(PromptFile(str(folder / "prompts.jsonl"), input_key="prompt", label_key="label"))
     assert [row.prompt for row in rows][:2] == [
@@ -163,6 +164,7 @@ def test_rows_of_a_taskset_are_prompts_for_slime(folder: Path) -> None:
     assert [row.metadata["verifiers"]["idx"] for row in rows] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_rewards_metrics_and_turns_of_the_environment_are_on_the_samples(folder: Path) -> None:
     policy = ScriptedPolicy(answering)
 
@@ -256,6 +258,7 @@ def test_a_dead_worker_fails_its_samples_and_is_restarted(folder: Path) -> None:
     assert sample.reward == {"score": 1.5, "right": 1.0, "short": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

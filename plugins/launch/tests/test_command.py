@@ -14,6 +14,8 @@ from slime.cli.main import main
 from slime.errors import ClusterError
 from slime_launch import tools
 
+pytestmark = pytest.mark.slow
+
 SLURM = ["--on", "slurm", "--gpus-per-node", "8", "--image", "x.sif", "--container", "apptainer"]
 KUBERAY = ["--on", "kuberay", "--gpus-per-node", "8", "--image", "slime:1", "--volume", "claim:/data"]
 SINFO = {"--noheader --format=%n": (0, "n1\nn2\nn3"), "--noheader --format=%G": (0, "gpu:h100:8(S:0-1),nvme:2")}

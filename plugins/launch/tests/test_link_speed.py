@@ -34,6 +34,7 @@ def _talk(rank: int, address: str, port: int) -> tuple[float, float]:
     return _side.talk(rank, address, address, port)
 
 
+@pytest.mark.slow
 def test_two_sides_measure_their_link() -> None:
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawned) as one, ProcessPoolExecutor(1, spawned) as other:

@@ -95,6 +95,7 @@ def test_bash_reads_the_script(name: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SCRIPTS, "jobset.yaml", "skypilot.yaml"])
 def test_shellcheck_finds_nothing(name: str, tmp_path: Path) -> None:
     program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")

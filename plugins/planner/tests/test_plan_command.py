@@ -24,6 +24,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
 _PREDICTING = ("deepseek", "glm4.5", "glm4.6", "glm4.7")  # whose published folders count their MTP layers
 
 
+@pytest.mark.slow
 def test_every_script_has_a_description_of_the_published_size() -> None:
     assert known_names() == NAMES
     for name in NAMES:
@@ -32,6 +33,7 @@ def test_every_script_has_a_description_of_the_published_size() -> None:
             assert model.parameters == PUBLISHED[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
 def test_predictions_are_near_what_others_measured(row: Row) -> None:
     assert 1 / row.within <= row.predicted / row.published <= row.within
@@ -43,12 +45,14 @@ def test_layouts_of_published_runs_fit(row: Row) -> None:
     assert plan.largest < plan.cluster.gpu.memory * GIB
 
 
+@pytest.mark.slow
 def test_the_page_has_the_tables_of_today() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert table() in page, "run `python plugins/planner/tests/published_runs.py`"
     assert fleet_table() in page, "run `python plugins/planner/tests/published_runs.py`"
 
 
+@pytest.mark.slow
 @pytest.mark.row("N8")
 def test_a_plan_of_every_script_loads_no_engine() -> None:
     script = (

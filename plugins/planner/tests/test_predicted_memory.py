@@ -211,6 +211,7 @@ def test_sides_of_a_colocated_run_that_keep_their_memory_must_fit_together(
     assert note_of(half, 2 * trainer + 4) is None
 
 
+@pytest.mark.slow
 def test_the_table_of_the_scripts_is_current() -> None:
     page = layouts.PAGE.read_text(encoding="utf-8")
     assert layouts.written(page) == page, "run `python -m tests.model_scripts.layouts`"

@@ -89,6 +89,7 @@ def test_lines_name_the_assumptions() -> None:
     assert list(sync_lines(odd, model())) == ["0.4 MB by distributed; seconds not predicted with --fp4"]
 
 
+@pytest.mark.slow
 def test_the_table_of_the_docs_is_current() -> None:
     page = sync_table.PAGE.read_text(encoding="utf-8")
     assert sync_table.written(page) == page, "run `python -m tests.model_scripts.sync_table`"

@@ -31,6 +31,7 @@ def _inside_and_after(_: int, folder: Path) -> list[dict[str, Tensor]]:
     return gathered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_trainer_holds_what_a_quantiser_in_float64_says_and_its_own_weights_afterwards(
     ranks: int, model_folder: Folders

@@ -38,6 +38,7 @@ def python(code: str, isolation: Isolation, limits: Limits = LIMITS) -> Outcome:
     )
 
 
+@pytest.mark.slow
 @needs_python
 @pytest.mark.parametrize("isolation", [Isolation.FILTER, Isolation.LIMITS])
 def test_limits_hold_without_namespaces(isolation: Isolation) -> None:
@@ -79,6 +80,7 @@ def test_the_filter_blocks_signals_to_other_processes() -> None:
     assert b"not permitted" in python(f"import os; os.kill({os.getpid()}, 0)", Isolation.FILTER).stderr
 
 
+@pytest.mark.slow
 @needs_python
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody without rights")
 def test_programs_started_by_root_have_no_privileges() -> None:
@@ -103,6 +105,7 @@ def test_less_isolation_than_required_is_refused() -> None:
         run_program_sync(["/bin/true"], isolation=Isolation.FILTER, require=Isolation.NAMESPACES)
 
 
+@pytest.mark.slow
 @needs_python
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
 def test_an_ordinary_user_gets_namespaces_if_permitted() -> None:
@@ -194,6 +197,7 @@ print([one.kind for one in outcomes], len({one.stdout for one in outcomes}))
 """
 
 
+@pytest.mark.slow
 @needs_python
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a container's users")
 def test_concurrent_programs_have_separate_process_limits() -> None:

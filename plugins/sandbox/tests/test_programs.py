@@ -12,6 +12,8 @@ import pytest
 from slime.errors import SandboxError
 from slime_sandbox import Isolation, Limits, Outcome, machine_isolation, python_argv, run_program, run_program_sync
 
+pytestmark = pytest.mark.slow
+
 QUICK = Limits(wall_s=20.0, cpu_s=20.0, memory_mb=256, file_mb=4, processes=8, output_kb=16)
 
 

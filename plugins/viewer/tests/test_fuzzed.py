@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def index_of(folder: Path, lines: list[bytes]) -> RunIndex:
     return index
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(TERMS, max_size=4).map(" ".join) | st.text())
 def test_any_filter_is_answered_or_refused(line: str) -> None:
@@ -62,6 +64,7 @@ def test_any_filter_is_answered_or_refused(line: str) -> None:
             assert queries.count(index, condition) in (0, 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=4), st.binary(max_size=40))
 def test_any_sample_is_shown_or_counted(rows: list[dict[str, Any]], noise: bytes) -> None:

@@ -117,6 +117,7 @@ def observed(folder: Path, out: io.StringIO | None = None) -> RunObserver:
     return RunObserver(config, folder, load_plugins(config.plugins), file=out or io.StringIO())
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_report(tmp_path: Path) -> None:
     observer = observed(tmp_path / "run")
     observer.step_finished(0, {"rollout/reward_mean": 0.5, "time/step": 1.0})
@@ -125,6 +126,7 @@ def test_a_run_leaves_a_report(tmp_path: Path) -> None:
     assert data["run"]["state"] == "interrupted" and data["series"]["values"]["rollout/reward_mean"] == [0.5]
 
 
+@pytest.mark.slow
 def test_the_summary_does_not_wait_for_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     seen: list[str] = []

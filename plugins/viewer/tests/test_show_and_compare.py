@@ -278,6 +278,7 @@ def test_one_metric_has_one_unit(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert out[0] == "rollout/truncated_ratio  25 % throughout" and out[2].split() == ["0", "25"]
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_colours_and_no_color_turns_them_off(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=12)
     for more, coloured in (({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)):
@@ -317,6 +318,7 @@ def in_terminal(words: list[str], columns: int, **more: str) -> str:
     return printed.decode()
 
 
+@pytest.mark.slow
 def test_showing_a_run_loads_nothing_heavy(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     script = (

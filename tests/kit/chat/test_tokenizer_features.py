@@ -46,6 +46,7 @@ def test_the_table_has_every_family_of_the_scripts() -> None:
     assert named == sorted(path.stem for path in SCRIPTS.glob("*.sh"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "space"), PARTS)
 @pytest.mark.parametrize("message", [RESULT, {"role": "user", "content": "go on"}])
 def test_a_conversation_has_the_tokens_of_its_whole_text(
@@ -94,6 +95,7 @@ def test_an_answer_that_ends_otherwise_is_not_ended_twice(family: str, made: Cal
         assert usual is None or new.count(usual) == (features["turn"] == "token") + (features["turn"] == "eos")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "space"), PARTS)
 def test_no_end_token_stays_in_the_text_of_an_answer(family: str, space: str, made: Callable[..., Any]) -> None:
     features = FAMILIES[family]
@@ -107,6 +109,7 @@ def test_no_end_token_stays_in_the_text_of_an_answer(family: str, space: str, ma
         assert template.plain_text(answer, template.text(answer)).strip() == ANSWER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "space"), PARTS)
 @pytest.mark.parametrize("label", ["42", "the answer is 42", " 42", "\n42"])
 def test_a_text_after_a_prompt_has_the_tokens_of_the_whole(

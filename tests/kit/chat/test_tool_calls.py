@@ -80,6 +80,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_sglangs_parsers_find_calls_of_known_and_unknown_tools_and_broken_ones() -> None:
     done = subprocess.run([sys.executable, "-c", SGLANG], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.endswith("all right\n"), done.stderr

@@ -66,6 +66,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_error_for_a_dead_worker_names_the_rows_it_was_reading(
     tmp_path: Path, streaming: bool, monkeypatch: pytest.MonkeyPatch
@@ -88,6 +89,7 @@ def test_the_error_for_a_worker_that_raises_names_the_rows_it_was_reading(tmp_pa
         source.next()
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_raises_an_error_after_the_deadline(tmp_path: Path) -> None:
     reader = open_reader(parse_source(str(write_rows(tmp_path, "jsonl", numbered(9, 695)))), Columns("prompt", "label"))
     workers = FeedWorkers(1, Work([reader], Stuck(), PromptFormat(False), None), deadline_s=3)
@@ -113,6 +115,7 @@ def test_a_program_that_ends_without_closing_its_source_ends_quietly(tmp_path: P
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(5000))
     program = """
@@ -135,6 +138,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_output_printed_in_a_worker_is_ignored(tmp_path: Path) -> None:
     path = write_rows(tmp_path, "jsonl", numbered(3))
     with closing(feed(path, tokenizer=Loud(), workers=1)) as source:

@@ -85,6 +85,7 @@ def test_a_shuffled_stream_mixes_rows_of_several_blocks(tmp_path: Path) -> None:
     assert len({number // 72 for number in first}) >= 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle_seed", [None, 4])
 def test_large_row_groups_are_streamed_in_parts(tmp_path: Path, shuffle_seed: int | None, workers: int) -> None:
@@ -176,6 +177,7 @@ MODES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(mode=MODES, before=st.integers(0, 200), after=st.integers(1, 90))
 @settings(max_examples=60, deadline=None)
 def test_a_restored_state_gives_the_same_next_rows(folder: Path, mode: dict[str, Any], before: int, after: int) -> None:
@@ -205,6 +207,7 @@ def test_the_state_stays_small_after_many_draws(folder: Path) -> None:
         assert len(json.dumps(source.state_dict())) < 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(("kind", "streaming"), [("jsonl", False), ("gz", True), ("parquet", True), ("folder", False)])
 def test_the_order_does_not_depend_on_the_workers(folder: Path, kind: str, streaming: bool, workers: int) -> None:
@@ -311,6 +314,7 @@ def test_a_template_that_ignores_tools_is_refused(tmp_path: Path) -> None:
         source.next()
 
 
+@pytest.mark.slow
 def test_a_position_saved_with_workers_is_that_without(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers get jobs of more rows, which no position depends on."""
     monkeypatch.setattr(order, "CHUNK", 3)

@@ -46,6 +46,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("component", "options"), CASES)
 def test_first_party_components_keep_their_contract(component: Component, options: dict[str, Any]) -> None:
     checked = check_component(component, options)
