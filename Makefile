@@ -17,7 +17,7 @@ TOOLS := requirements/dev.txt requirements/docs.txt
 # Tests start hundreds of processes; without Python's cache each of them compiles slime and Megatron-core anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install lock-gpu quickstart quick test test-slow nightly faults chaos kill-points soak docs lint types check mutants gpu-bundle gpu-proof clean
+.PHONY: install lock-gpu quickstart quick test nightly faults chaos kill-points soak docs lint types check mutants gpu-bundle gpu-proof clean
 
 install: $(VENV)/.installed-$(DEVICE)
 
@@ -45,16 +45,14 @@ lock-gpu:
 quickstart: install
 	$(BIN)/python examples/quickstart/run.py
 
-# What to run before every commit: style, types and the tests that start no engine and no process group.
+# What to run before every commit: style, types and the tests that take no second and start no engine (three minutes).
 quick: lint types
 	$(PYTEST) -m "not slow and not nightly and not engine" tests plugins
 
+# The tests that take seconds at most, with real engines (within ten minutes). `make test SLOW=1` is what CI runs: all of
+# them, whole runs first, since the process that gets the last of those would otherwise end long after the other.
 test: install
-	$(PYTEST) -m "not slow and not nightly"
-
-# Whole runs, layouts of several ranks, all algorithms: what `make test` leaves out and CI runs as well.
-test-slow: install
-	$(PYTEST) -m "slow and not nightly"
+	$(PYTEST) -m "not nightly$(if $(SLOW),, and not slow)" $(if $(SLOW),tests/integration tests/quickstart) tests plugins
 
 # What is too long for every push: examples, tutorials, installs, fuzzing, browsers, and the proofs below, one after the
 # other; when each part last passed is written to proofs/last_passed.toml. NIGHTLY="tests soak" chooses parts.
@@ -89,7 +87,8 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-check: lint types test test-slow
+check: lint types
+	$(MAKE) test SLOW=1
 
 # Which single-line changes does no test notice? MUTANTS="--area losses --count 30 --seed 2" chooses; see CONTRIBUTING.md.
 mutants: install

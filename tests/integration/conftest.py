@@ -147,13 +147,14 @@ class SlimeRun:
     def steps(self, first: int = 0) -> list[dict[str, Any]]:
         """Rows of metrics.jsonl that describe training steps, from `first` on.
 
-        A resumed run begins its curve with the steps of the run that it continues. A line that the run is still
-        writing does not count.
+        A resumed run begins its curve with the steps of the run that it continues.
         """
+        return [row for row in self.rows() if "time/step" in row and row["step"] >= first]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows of metrics.jsonl, those of evaluations too. A line that the run is still writing does not count."""
         text = (self.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
-        lines = text[: text.rfind("\n") + 1].splitlines()
-        rows = [row for row in map(json.loads, lines) if "time/step" in row]
-        return [row for row in rows if row["step"] >= first]
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def prompts(self, rollout: int) -> list[str]:
         """The prompts of one rollout, one per sample, in order."""

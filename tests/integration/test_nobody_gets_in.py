@@ -1,8 +1,12 @@
-"""A run on one machine is closed to everybody else: it listens on loopback only, and Ray wants a token."""
+"""A run on one machine is closed to everybody else.
+
+It listens on loopback only, Ray wants a token, engines and router want keys, and no file has a secret.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import ipaddress
 import json
 import os
@@ -13,17 +17,34 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from aiohttp import web
 from tests.integration.conftest import SlimeRun, command_of, output_of
-from tests.support.strangers import stranger_can_open
+from tests.support.http_services import serving
+from tests.support.strangers import as_stranger, stranger_can_open
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
 
 NOBODY = 65534
+CANARY = "canary-51c9"
+#: a line in the format of Prometheus
+_COUNTER = re.compile(rb"#.*|[a-zA-Z_:][\w:]*({.*})? \S+|")
+#: what would let a stranger use or change the run
+ATTEMPTS = [
+    ("POST", "/generate"),
+    ("POST", "/v1/completions"),
+    ("POST", "/update_weights_from_disk"),
+    ("POST", "/flush_cache"),
+    ("POST", "/workers"),
+    ("GET", "/workers"),
+    ("GET", "/server_info"),
+]
 #: a method of each of Ray's services that gives somebody power over the run
 METHODS = (
     "InternalKVGcsService/InternalKVKeys",
@@ -102,11 +123,79 @@ def call_ray(port: int, token: str | None = None) -> list[str]:
     return answers
 
 
+def is_metrics(answer: http.client.HTTPResponse) -> bool:
+    """Whether a server answers whatever it is asked with its counters, as those for Prometheus do."""
+    return answer.status == 200 and all(_COUNTER.fullmatch(line) for line in answer.read().splitlines())
+
+
+def attempts(ports: set[int]) -> dict[str, int]:
+    """The status of every attempt on a port that speaks HTTP."""
+    got: dict[str, int] = {}
+
+    def attempt(port: int) -> None:
+        for method, path in ATTEMPTS:
+            # Ports that speak something else never answer; the others do in time on a busy machine too.
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            try:
+                connection.request(method, path, "{}", {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                got[f"{port} {method} {path}"] = 0 if is_metrics(answer) else answer.status
+            except (OSError, http.client.HTTPException):
+                break
+            finally:
+                connection.close()
+
+    with ThreadPoolExecutor(max(len(ports), 1)) as threads:
+        list(threads.map(attempt, ports))
+    return got
+
+
 @pytest.mark.row("T1")
-def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(slime_train: Start) -> None:
-    words = ["--num-rollout", "100000", "--async", "--save-interval", "100000"]
-    run = slime_train(*words)
-    run.wait_for_output(r"\b1/\d")
+def test_a_run_is_closed_keeps_its_secrets_and_leaves_nothing_when_it_is_interrupted(
+    slime_train: Start,
+) -> None:
+    asked: list[str] = []
+
+    async def rate(number: int, content: Any) -> Any:
+        del number
+        asked.append(content["response"])
+        if content["response"] == asked[0]:
+            return web.Response(status=400, text="no")
+        return {"score": float(len(content["response"]))}
+
+    with serving(rate) as service:
+        url = service.url.replace("http://", f"http://user:{CANARY}@") + f"/score?api_key={CANARY}"
+        run = slime_train(
+            "--num-rollout", "100000", "--async", "--save-interval", "2", "--advantage-estimator", "grpo",
+            "--entropy-coef", "0.1", "--reward", "remote", "--reward.url", url, "--reward.protocol", "single",
+            reward=False,
+        )  # fmt: skip
+        run.wait_for_output(r"checkpoint after 2 rollouts")
+        files = assert_closed(run)
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.wait() == 130, run.output
+    assert run.left_over() == []
+    assert [path for path in files if path.exists()] == []
+    assert "slime: interrupted: ending the run" in run.output
+    assert re.search(
+        r"slime: to continue from the checkpoint rollout_\d+:\n"
+        r"  slime train --resume outputs/run '--reward\.url=\S*api_key=<secret>'\n"
+        r"slime: Ctrl-C saves nothing; `kill PID` \(SIGTERM\) saves a checkpoint after the step, then ends\n$",
+        run.output,
+    )
+
+    assert "Basic " in service.headers[0]["Authorization"]
+    assert "answered 400" in run.output and "please report it" not in run.output
+    assert "answered 400" in (run.run_dir / "rollouts/000000.jsonl").read_text()
+    kept = [path for path in run.root.rglob("*") if path.is_file()]
+    names = {path.name for path in kept}
+    assert {"config.toml", "plugins.json", "metrics.jsonl", "state.json", "engine-0.log", "router.log"} <= names
+    assert [str(path) for path in kept if CANARY.encode() in path.read_bytes()] == []
+    assert run.log in kept
+
+
+def assert_closed(run: SlimeRun) -> set[Path]:
+    """Nobody else can use or read a run that goes on. Returns what it has in the folders that all users share."""
     driver = psutil.Process(run.process.pid)
     processes = [driver, *driver.children(recursive=True)]
     titles = {process.pid: " ".join(command_of(process)) for process in processes}
@@ -161,12 +250,9 @@ def test_a_run_is_closed_to_others_and_leaves_nothing_when_it_is_interrupted(sli
     memory = [path for path in files if path.is_relative_to("/dev/shm") and path.exists()]
     assert memory and [path for path in memory if stranger_can_open(path)] == []
 
-    os.kill(run.process.pid, signal.SIGINT)
-    assert run.wait() == 130, run.output
-    assert run.left_over() == []
-    assert [path for path in files if path.exists()] == []
-    assert "slime: interrupted: ending the run" in run.output
-    assert run.output.endswith(
-        "slime: no checkpoint had been written yet, so the run can only be started again\n"
-        "slime: Ctrl-C saves nothing; `kill PID` (SIGTERM) saves a checkpoint after the step, then ends\n"
-    )
+    ports = {port for addresses in listening.values() for _, port in addresses}
+    got = as_stranger(lambda: attempts(ports))
+    refused = [status for status in got.values() if status == 401]
+    assert len(refused) >= 9, got  # those of the engine, and five of the router's
+    assert [(what, status) for what, status in got.items() if 0 < status < 400] == []
+    return files

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tests.integration.conftest import SlimeRun, starting
 from tests.support.hostile_checkpoints import ATTACKS
 
-from slime.observe.metrics import depends_on_time
+from slime.observe.metrics import depends_on_time, read_metrics
 from slime.run.checkpoint.files import digest_of_json, record_files
 
 pytestmark = pytest.mark.engine
@@ -31,13 +31,19 @@ Start = Callable[..., SlimeRun]
 def finished(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Iterator[tuple[Start, SlimeRun]]:
     """A synchronous run of three rollouts that has ended, and what starts others in its folder."""
     with starting(tmp_path_factory.mktemp("finished"), model, data) as start:
-        run = start(
-            "--num-rollout", "3", "--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal",
-            "--eval-prompt-data", "held", str(data), "--eval-interval", "3",
-            "--save", "ckpt", "--save-interval", "2", "--save-hf", "export/{rollout}",
-        )  # fmt: skip
+        run = start(*flags_of_finished(data), "--save", "ckpt", "--save-hf", "export/{rollout}")
         assert run.wait() == 0, run.output
         yield start, run
+
+
+def flags_of_finished(data: Path) -> list[str]:
+    """What it has in common with the run that continues it."""
+    return [
+        *("--num-rollout", "3", "--use-kl-loss", "--kl-loss-coef", "0.01", "--check-weight-update-equal"),
+        *("--rollout-shuffle", "--deterministic", "--use-tis"),  # which trains on the engine's log-probs too
+        *("--eval-prompt-data", "held", str(data), "--eval-interval", "3", "--n-samples-per-eval-prompt", "4"),
+        *("--eval-temperature", "1", "--eval-max-response-len", "8", "--save-interval", "2", "--async-save"),
+    ]
 
 
 @pytest.mark.row("L1")
@@ -171,22 +177,37 @@ def test_a_finished_run_is_exported_again_and_a_hostile_copy_of_it_runs_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.row("E1")
+def test_a_checkpoint_gets_the_score_that_its_run_reported(finished: tuple[Start, SlimeRun]) -> None:
+    _, run = finished
+    [reported] = [row for row in run.rows() if "eval/held" in row and row["step"] == 3]
+    ended = slime("eval", "ckpt", "--run-name", "scored", cwd=run.root)
+    assert ended.returncode == 0, ended.stderr
+    assert "eval of " in ended.stdout and "pass@4" in ended.stdout and "95% interval" in ended.stdout
+    scored = json.loads((run.root / "outputs" / "scored" / "results.json").read_text())
+    assert scored["rollouts_done"] == 3
+    [held] = scored["sets"]
+    names = ("response_length_mean", "truncated_ratio", "pass@4")
+    assert held["mean_reward"]["value"] == reported["eval/held"]
+    assert {name: held["metrics"][name] for name in names} == {name: reported[f"eval/held/{name}"] for name in names}
+    assert not list((run.root / "outputs" / "scored").glob(".model*"))
+
+
+@pytest.mark.slow
 @pytest.mark.row("L8")
-def test_a_resumed_deterministic_run_equals_an_uninterrupted_one_to_the_bit(slime_train: Start) -> None:
-    same = ("--rollout-shuffle", "--deterministic", "--use-tis")  # which trains on the engine's log-probs too
-    saving = ("--save-interval", "2", "--async-save")
-    whole = slime_train(*same, *saving, "--num-rollout", "4", "--save", "whole-ckpt", name="whole")
-    assert whole.wait() == 0, whole.output
+def test_a_resumed_deterministic_run_equals_an_uninterrupted_one_to_the_bit(
+    finished: tuple[Start, SlimeRun], data: Path
+) -> None:
+    start, whole = finished
     assert whole.steps(2)[0]["time/save"] > 0  # the loop's part: the copy
-    saved = "whole-ckpt/rollout_000002"
-    second = slime_train(*same, *saving, "--num-rollout", "4", "--load", saved, "--save", "second-ckpt", name="second")
+    second = start(*flags_of_finished(data), "--load", "ckpt/rollout_000002", "--save", "second-ckpt", name="second")
     assert second.wait() == 0, second.output
 
-    assert [row["step"] for row in second.steps()] == [0, 1, 2, 3]  # the curve of the first run goes on
-    assert [second.prompts(i) for i in (2, 3)] == [whole.prompts(i) for i in (2, 3)]
+    assert [row["step"] for row in second.steps()] == [0, 1, 2]  # the curve of the first run goes on
+    assert second.prompts(2) == whole.prompts(2)
     # weights, optimizer, versions and sampling continue too
     assert all(row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4 for row in second.steps(2))
-    assert_same_bits(whole, [whole, whole, second, second], "whole-ckpt", second, "second-ckpt")
+    assert_same_bits(whole, [whole, whole, second], "ckpt", second, "second-ckpt")
 
 
 @pytest.mark.slow
@@ -194,22 +215,30 @@ def test_a_resumed_asynchronous_deterministic_run_equals_an_uninterrupted_one_to
     slime_train: Start, data: Path
 ) -> None:
     # Evaluations, which are greedy, run beside the rollouts: the engine would sample otherwise in a batch of both.
-    evaluated = ("--eval-prompt-data", "held", str(data), "--eval-interval", "3", "--skip-eval-before-train")
+    evaluated = ("--eval-prompt-data", "held", str(data), "--eval-interval", "2", "--skip-eval-before-train")
     same = ("--async", "--async-buffer-size", "2", "--deterministic", "--use-tis", "--save-interval", "2", *evaluated)
-    whole = slime_train(*same, "--num-rollout", "6", "--save", "whole-ckpt", name="whole")
+    kept = ("--save-keep-last", "2", "--save-keep-best", "eval/held", "--save", "whole-ckpt")
+    whole = slime_train(*same, *kept, "--num-rollout", "6", name="whole")
     assert whole.wait() == 0, whole.output
-    first = slime_train(*same, "--num-rollout", "40", "--save", "ckpt", name="first")
-    first.wait_until((first.root / "ckpt" / "latest").exists)  # rollouts 2 and 3 are generated, or begun, by then
-    first.process.kill()
-    first.wait()
-    assert first.left_over() == []
     second = slime_train(
-        *same, "--num-rollout", "6", "--load", "ckpt/rollout_000002", "--save", "second-ckpt", name="second"
+        *same, "--num-rollout", "6", "--load", "whole-ckpt/rollout_000004", "--save", "second-ckpt", name="second"
     )
     assert second.wait() == 0, second.output
     versions = json.loads((whole.run_dir / "rollouts" / "000003.jsonl").read_text().splitlines()[0])["weight_versions"]
     assert versions == ["2"]  # generated two rollouts ahead, by one version of the weights
-    assert_same_bits(whole, [first, first, *[second] * 4], "whole-ckpt", second, "second-ckpt")
+    assert_same_bits(whole, [whole] * 4 + [second] * 2, "whole-ckpt", second, "second-ckpt")
+
+    evaluations = [row for row in whole.rows() if "eval/held" in row]
+    assert [row["step"] for row in evaluations] == [2, 4, 6]
+    for row in evaluations:  # of their own weights, whatever was trained in the meantime
+        path = whole.run_dir / "rollouts" / f"eval_held_{row['step']:06d}.jsonl"
+        versions = {tuple(json.loads(line)["weight_versions"]) for line in path.read_text().splitlines()}
+        assert versions == {(str(row["step"] + 1),)} == {(str(int(row["eval/held/weight_version"])),)}
+    # Each evaluation finished after the checkpoint of its weights was saved.
+    scores = [row["eval/held"] for row in evaluations]
+    best = {"rollout_000002"} if scores[0] > max(scores[1:]) else set()
+    names = {path.name for path in (whole.root / "whole-ckpt").glob("rollout_*")}
+    assert names == {"rollout_000004", "rollout_000006"} | best
 
 
 def assert_same_bits(
@@ -228,7 +257,8 @@ def assert_same_bits(
     for number, part in enumerate(parts):
         mine, its = (run.run_dir / "rollouts" / f"{number:06d}.jsonl" for run in (part, whole))
         assert mine.read_bytes() == its.read_bytes(), number
-    for resumed, uninterrupted in zip(last.steps(), whole.steps(), strict=True):
+    # A resumed run begins its file with the earlier rows, those of a step and of the evaluation before it in one.
+    for resumed, uninterrupted in zip(*(read_metrics(run.run_dir) for run in (last, whole)), strict=True):
         rows = (resumed, uninterrupted)
         timeless = ({k: v for k, v in row.items() if not (depends_on_time(k) or k in but)} for row in rows)
         assert next(timeless) == next(timeless)
