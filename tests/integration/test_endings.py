@@ -1,6 +1,6 @@
 """However a run ends, it leaves no processes and prints the reason.
 
-`test_nobody_gets_in.py` interrupts a run, `test_restarts.py` terminates one and kills a rank of another.
+`test_restarts.py` terminates only the driver of a run, which saves then, and kills a rank of another.
 """
 
 from __future__ import annotations
@@ -16,6 +16,16 @@ from tests.integration.conftest import SlimeRun, command_of, processes_marked
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 Start = Callable[..., SlimeRun]
+
+
+def test_a_terminated_run_shuts_down_cleanly(slime_train: Start) -> None:
+    """All its processes are told to end, as a service manager does. `test_nobody_gets_in.py` interrupts one."""
+    run = slime_train("--num-rollout", "100000")
+    run.wait_for_output(r"\b2/\d")  # a few steps in
+    os.killpg(run.process.pid, signal.SIGTERM)
+    assert run.wait() == 143, run.output
+    assert run.left_over() == []
+    assert "Traceback" not in run.output
 
 
 @pytest.mark.parametrize(

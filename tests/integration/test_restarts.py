@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +62,7 @@ def test_a_killed_trainer_rank_restarts_the_run(slime_train: Start, tmp_path: Pa
 def test_sigterm_saves_after_the_step_and_the_run_folder_alone_continues(slime_train: Start, tmp_path: Path) -> None:
     run = held_run(slime_train, tmp_path)
     run.wait_for_output(r"\b2/4")
-    os.killpg(run.process.pid, signal.SIGTERM)  # as a scheduler does
+    run.process.terminate()
     run.wait_for_output("slime: SIGTERM: saving a checkpoint after this step, then ending, within 300 s")
     (tmp_path / "go on").touch()
     assert run.wait() == 143, run.output
