@@ -103,7 +103,7 @@ def _runs(flags: Sequence[bool]) -> list[list[int]]:
 
 
 class ByTurn:
-    """The advantage of a token is that of its turn. With the credits c of turn number k in a prompt's samples:
+    """Every token gets the advantage of its turn. With the credits c of turn number k in a prompt's samples:
 
         A = (c - mean(c)) / (std(c) + 1e-6)      std unbiased
 

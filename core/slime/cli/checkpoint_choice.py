@@ -121,7 +121,7 @@ def require_continuable(checkpoint: Checkpoint, config: RunConfig) -> None:
 
 
 def require_model(checkpoint: Checkpoint, model: Architecture, folder: Path) -> None:
-    """Check that the weights are those of `model`, whose tensors have the same names and shapes.
+    """Check that the weights belong to `model`, whose tensors have the same names and shapes.
 
     Args:
         checkpoint: Whose weights they are.

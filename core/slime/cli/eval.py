@@ -59,7 +59,7 @@ of every evaluation set.
                         start nothing
   --help                this text
 
-The options are those of `slime train` (its --help lists them all); those about
+It takes the options of `slime train` (whose --help lists them all); those about
 training are ignored. Engines start from a model folder. For a checkpoint,
 training ranks in the layout of its run first write such a folder, which is
 removed at the end.

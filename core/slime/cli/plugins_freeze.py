@@ -50,7 +50,7 @@ def print_differences(path: Path) -> int:
         for fact in sorted(before.keys() | now.keys()):
             if before.get(fact) != now.get(fact):
                 differences.append(f"{name}: {fact} {now.get(fact, 'none')}, pinned {before.get(fact, 'none')}")
-    print("\n".join(differences) if differences else f"the installed plugin packages are those of {path}")
+    print("\n".join(differences) if differences else f"the installed plugin packages are as in {path}")
     return int(bool(differences))
 
 

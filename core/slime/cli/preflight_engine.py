@@ -92,7 +92,7 @@ def engine_option_problems(config: RunConfig, models: Models | None, *, trains: 
 
 
 def _weight_problems(options: Mapping[str, Any], *, trains: bool) -> Iterator[str]:
-    """Weights that are not those of the model, or that the trainer's cannot replace."""
+    """Weights that are not the model's, or that the trainer's cannot replace."""
     kind, form = options.get("quantization"), options.get("load_format")
     if trains and kind not in (None, "unquant") and form != "flash_rl":
         yield (

@@ -151,7 +151,7 @@ class HttpPolicyClient:
     ) -> Generation:
         """One response to `tokens`; see `slime.plugin.PolicyClient`.
 
-        Temperature 0 is greedy; its log-probs are those of temperature 1.
+        Temperature 0 is greedy, with the log-probs of temperature 1.
 
         Args:
             tokens: Prompt token ids.
@@ -237,7 +237,7 @@ class HttpPolicyClient:
         names = names_of(answers)
         if names != message["rid"]:
             raise GarbledAnswerError(
-                f"POST {url}: the answers are those of requests {names}, expected {message['rid']}", str(url.origin())
+                f"POST {url}: the answers belong to requests {names}, expected {message['rid']}", str(url.origin())
             )
         return [(answer, url) for answer in answers]
 

@@ -84,7 +84,7 @@ def _garbled(url: URL, error: Exception, text: str) -> GarbledAnswerError:
 def with_routed_experts(answer: Generation, prompt_length: int, start: int, layers: int, url: URL) -> Generation:
     """The answer with the routed experts that its `meta` holds encoded: base64 of int32, here in fewer bytes.
 
-    They are those of the tokens from `start` on.
+    They belong to the tokens from `start` on.
     """
     meta = dict(answer.meta)
     encoded = meta.pop("routed_experts", None)

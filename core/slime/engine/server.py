@@ -334,7 +334,7 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
             "--chunked-prefill-size": "-1",
         }
     if spec.releases_memory and spec.device == "cuda":
-        # Weights are sent again, but not those of a draft model.
+        # The trainer sends its weights again, but it has none of a draft model.
         defaults |= {"--enable-memory-saver": None, "--enable-draft-weights-cpu-backup": None}
     return defaults | platform_of(spec.device).engine_options(spec)
 

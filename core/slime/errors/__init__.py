@@ -203,7 +203,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _has_words(longer: str, name: str) -> bool:
-    """Whether all words of a name are those of a longer one, in their order."""
+    """Whether a longer name has all words of a name, in the same order."""
     words = iter(_words(longer))
     return all(word in words for word in _words(name))
 

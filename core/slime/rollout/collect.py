@@ -232,7 +232,7 @@ class Collector:
         ]
 
     def _metrics(self, rollout: Rollout) -> dict[str, float]:
-        """`rollout/...`: ages are those of the batch's groups, in rollouts since they were generated."""
+        """`rollout/...`: ages of the batch's groups, in rollouts since they were generated."""
         ages = [group.age for group in rollout.groups]
         buffered_ages = [group.age for group in self.ledger.buffered(rollout.number)]
         reused = sum(group.uses > 0 for group in rollout.groups)

@@ -234,7 +234,7 @@ def set_metrics(
 
     The mean reward is over all attempts. An attempt that failed, was aborted or has no reward counts as reward 0 and as
     not passed, so that losing the hard prompts never looks like progress. Such samples are also counted separately.
-    Lengths are those of finished samples.
+    Lengths are of finished samples only.
 
     Args:
         settings: Settings of the set.

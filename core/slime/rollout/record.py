@@ -62,7 +62,7 @@ class Rollout:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`rollout/...` metrics. Rewards and lengths are those of the trainable samples.
+    """`rollout/...` metrics. Rewards and lengths are of trainable samples only.
 
     `zero_std_ratio` is the share of groups whose samples all have the same reward, among groups with at least two
     scored samples: a group-relative estimator learns nothing from them.

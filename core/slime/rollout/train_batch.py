@@ -273,6 +273,6 @@ def loss_weights(
         (unit_sums[unit] if constant_length is None else constant_length) * trained_units[step]
         for unit, step in zip(units, steps, strict=True)
     ]
-    # A scale of 0 is that of samples without a trained token: their masks are 0, and so are their weights.
+    # Samples without a trained token have a scale of 0. Their masks are 0, and so are their weights.
     per_token_scale = np.repeat([scale or 1.0 for scale in scales], batch.response_lengths)
     return batch.loss_masks.like((batch.loss_masks.flat.astype(np.float64) / per_token_scale).astype(np.float32))

@@ -196,7 +196,7 @@ def _on_one_machine() -> Iterator[None]:
 
 @contextmanager
 def _own_settings(temporary: Path | None, kernels: Path | None) -> Iterator[None]:
-    """In the body, Ray's settings are those of a run on one machine, whatever the user set for other clusters.
+    """In the body, Ray has the settings of a run on one machine, whatever the user set for other clusters.
 
     Args:
         temporary: Where the run's processes put their temporary files. They are killed in the end, and libraries, wandb

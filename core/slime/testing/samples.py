@@ -97,7 +97,7 @@ def make_sample(prompt: str = "1+1=", response: str | None = "2", *, label: str 
 def make_group(rewards: Sequence[float | None] = (1.0, 0.0), *, index: int = 0, **fields: Any) -> Group:
     """Finished samples of one prompt with these rewards; `Sample.index` counts up from 1000 x `index`.
 
-    `fields` of every sample are those of `make_sample`.
+    `fields` go to `make_sample` for every sample.
     """
     samples = []
     for number, reward in enumerate(rewards, start=1000 * index):

@@ -210,7 +210,7 @@ class PackedAttention(torch.nn.Module):
     """Causal core attention over packed ("thd") sequences with torch SDPA.
 
     query [T, Hq, D], key [T, Hk, D] and value [T, Hk, V] -> [T, Hq * V], with T the packed tokens of this rank;
-    sequences are those of `packed_seq_params` and see only themselves and what they continue. Under context parallelism
+    `packed_seq_params` gives the sequences, which see only themselves and what they continue. Under context parallelism
     keys and values are gathered over the ranks (T is then this rank's share), and gradients reduced on the way back.
     """
 

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 class GroupedExperts(SequentialMLP):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's experts as one differentiable operation, which works on all of them at once except in matrix products.
 
-    Parameters, and so checkpoints, are those of `SequentialMLP`, which runs a module for each expert. That still
+    It has the parameters, and so the checkpoints, of `SequentialMLP`, which runs a module for each expert. That still
     happens for experts that are not gated by SiLU or have biases.
     """
 

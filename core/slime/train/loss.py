@@ -114,11 +114,11 @@ def kl_per_token(log_probs: Tensor, ref_log_probs: Tensor, kind: KLEstimator, ra
     With d = log pi_ref - log pi of the sampled token (J. Schulman, "Approximating KL divergence", 2020):
 
         k1 = -d                     unbiased, can be negative
-        k2 = d^2 / 2                biased, low variance; its gradient is that of the KL
+        k2 = d^2 / 2                biased, low variance; its gradient is the KL's
         k3 = exp(d) - 1 - d         unbiased, never negative
         low_var_kl                  k3 clamped to [-10, 10], so that one outlier token cannot blow up a step
 
-    The gradient of k3's mean is not that of the KL, since the sampled token's own probability moves too. Multiplied
+    The gradient of k3's mean is not the KL's, since the sampled token's own probability moves too. Multiplied
     by the importance ratio pi / pi_old before the clamp (`--use-unbiased-kl`; arXiv 2512.02556, 2025, section 3.1),
     value and gradient are unbiased under the policy that sampled.
 

@@ -105,7 +105,7 @@ class TrainableModel:
     def score(self, batch: TrainBatch) -> Tensor:
         """The head's first vector for every response token, [sum of T_i] float32 on the CPU, the same on every rank.
 
-        Log-probs are 0 where a token is not trained on; a critic's values are those of all tokens. Routers take the
+        Log-probs are 0 where a token is not trained on; a critic has a value for every token. Routers take the
         experts that the batch brings along.
         """
         self.finish_param_gather()

@@ -53,8 +53,8 @@ def importance_weights(
     """[M] w = exp(log pi_old(trainer) - log pi(engine)) from the log-probs [M] of both; 1 where the mask [M] is 0.
 
     Engine and trainer give the same token different log-probabilities, either by rounding or because the engine had
-    older weights. `level` says whether w is that of the token, the product over the trained tokens of its sequence,
-    or their geometric mean. The logarithm is clamped to plus and minus `MAX_LOG_RATIO`, so a weight is never infinite.
+    older weights. `level` says whether w is the token's own, the product over the trained tokens of its sequence, or
+    their geometric mean. The logarithm is clamped to plus and minus `MAX_LOG_RATIO`, so a weight is never infinite.
     """
     difference = torch.where(mask > 0, trainer - engine, 0.0)
     if level != "token":

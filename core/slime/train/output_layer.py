@@ -194,7 +194,7 @@ class _ChunkedScores(torch.autograd.Function):
         hidden, weight, log_z, entropy = ctx.saved_tensors
 
         def of_chunk(rows: slice) -> Tensor:
-            """Here, so that a chunk's logits are gone before there are those of the next."""
+            """Here, so that a chunk's logits are gone before the next chunk's are computed."""
             with torch.enable_grad():
                 part = hidden[rows].detach().requires_grad_()
                 logits = ctx.layer(part, weight=weight)[0].squeeze(1)
@@ -238,8 +238,8 @@ def log_probs_and_entropy(
         softmax: What computes, `Softmax` or a class derived from it.
 
     Returns:
-        ([R], [R]) float32, equal on all ranks of `group` and differentiable in `logits`; the gradient each rank gets
-        is that of its own part.
+        ([R], [R]) float32, equal on all ranks of `group` and differentiable in `logits`; each rank gets the
+        gradient of its own part.
     """
     rows = (softmax or Softmax).of(targets, logits.size(1), temperature, vocab_size, group, piece_elements)
     log_probs, entropy = _LogProbsAndEntropy.apply(logits, rows)  # type: ignore[no-untyped-call]  # torch does not type it

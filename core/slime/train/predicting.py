@@ -171,7 +171,7 @@ class FurtherLayers(Feature):
     def head(self, head: TokenHead, chunk: Any) -> TokenHead:
         """The policy's vectors, and in training for each further layer the log-probs [R_l] of the response tokens.
 
-        They are those of the model's own distribution, at temperature 1. The output layer gets no gradients from them.
+        They come from the model's own distribution, at temperature 1. The output layer gets no gradients from them.
         A response token that is not trained on has log-prob 0, and one so early that the layer has no position to
         predict it from.
         """

@@ -8,7 +8,7 @@ missing or unexplained.
 An engine joins several tensors in one parameter: a layer's experts, for example. They are hashed one after another as
 they come, so that none has to be kept; one that comes before its turn waits for it.
 
-The engines' checksums are those of SGLang's `/weights_checker`. On a CPU it takes the first 8 bytes of SHA-256 over
+Engines compute checksums by SGLang's `/weights_checker`. On a CPU it takes the first 8 bytes of SHA-256 over
 the tensor's bytes (`sglang.srt.managers.mm_utils.tensor_hash`). On a GPU it adds up mixed 32-bit words, tile by tile
 (`sglang.kernels.ops.memory.gpu_tensor_hash`), which is done here with plain torch operations instead of its Triton
 kernel.

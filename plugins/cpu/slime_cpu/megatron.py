@@ -76,7 +76,7 @@ class _CpuAsCuda(types.ModuleType):
     set_rng_state = staticmethod(lambda state, *args: torch.set_rng_state(state))  # noqa: ARG005
 
     def __getattr__(self, name: str) -> Any:
-        # FloatTensor and similar types are those of torch itself; the rest of torch.cuda is inert without CUDA.
+        # FloatTensor and similar types are torch's own; the rest of torch.cuda is inert without CUDA.
         return getattr(torch if name.endswith("Tensor") else torch.cuda, name)
 
 

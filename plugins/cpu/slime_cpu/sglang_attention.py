@@ -104,7 +104,7 @@ class Running:
         #: of this forward pass; the next number means that the layers of the last one are up to date
         self._pass = 0
         self._seen = False
-        #: whether the batch is that of the last pass
+        #: whether the last pass had the same batch
         self._lasts = False
         self._rows = self._lengths = torch.empty(0)
         self._siblings: Siblings | None = None

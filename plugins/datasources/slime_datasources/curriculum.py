@@ -106,7 +106,7 @@ class Curriculum:
     def metrics(self) -> dict[str, float]:
         """`curriculum/...`, and the metrics of `prompts`.
 
-        `level` is that of the next prompts, `difficulty` the mean of those that were taken last, `pass_rate` that of
+        `level` applies to the next prompts, `difficulty` is the mean of those that were taken last, `pass_rate` is of
         the last complete window, and `passed_over` counts prompts over the whole run.
         """
         values = {"level": self._level, "difficulty": self._difficulty, "pass_rate": self._rate}

@@ -21,7 +21,7 @@ class CISPO(GRPO):
     - The paper has no lower bound and does not state its upper one. The spec's clip range is 1 below, which bounds
       nothing, and 4 above (weights up to 5: ScaleRL, Khatri et al., 2025, arXiv 2510.13786). `--eps-clip-high` alone
       adds no lower bound; `--eps-clip` sets one.
-    - On policy (r = 1) its gradient is that of the clipped surrogate.
+    - On policy (r = 1) its gradient equals the clipped surrogate's.
     - The paper averages over tokens: `--calculate-per-token-loss`.
     """
 

@@ -21,7 +21,7 @@ class RLOO:
     - Samples of one rollout count once: the mean of their rewards, and the KL of all their tokens.
     - Equal rewards (without KL) and a group of one rollout give exactly 0.
     - The paper has no ratio. With one optimizer step per rollout training is on policy, and the gradient of the
-      clipped surrogate is that of REINFORCE.
+      clipped surrogate is REINFORCE's.
     """
 
     def __init__(self, options: NoOptions, context: Context) -> None:  # noqa: ARG002 - the factory contract

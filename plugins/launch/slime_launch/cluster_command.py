@@ -43,7 +43,7 @@ usage: slime cluster check RUN.toml [options] [-- FLAGS]
 Ask all nodes of a Ray cluster what a run would find there, and print a line
 for each thing that is wrong: the node, what was found, and what to do. Then
 come the ports of the nodes, and what was measured of links and shared folder.
-Nothing is started but one small process on each node. FLAGS are those of
+Nothing is started but one small process on each node. It takes the FLAGS of
 `slime train`. The exit code is 1 if anything is wrong.
 
   --ray-address HOST:PORT  of the cluster [the one of this machine]

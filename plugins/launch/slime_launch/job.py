@@ -123,7 +123,7 @@ class Job:
 
     @property
     def in_container(self) -> bool:
-        """Whether slime is that of an image."""
+        """Whether slime comes with an image."""
         return self.options.image is not None
 
     def command(self, run_file: str) -> list[str]:

@@ -60,8 +60,8 @@ def choose(
 ) -> tuple[str, str]:
     """The address of this node that others reach, and the interface that has it.
 
-    On the first node it is that of its name, unless the name stands for loopback, as Debian has it, and then the one
-    from which another node is reached; on the others, the one from which the first node is reached.
+    On the first node it is the one its name stands for, unless that is loopback, as on Debian: then the one from which
+    another node is reached. On the others, the one from which the first node is reached.
 
     Raises:
         LookupError: There is none.

@@ -57,7 +57,7 @@ divide their memory. Its numbers have the type that most of MODEL's have,
 unless --bf16 or --fp16 is given. A run does not need it: --hf-checkpoint reads
 MODEL as it is.
 
-Flags are those of `slime train` and override the run's: --hf-checkpoint MODEL
+It takes the flags of `slime train`, which override the run's: --hf-checkpoint MODEL
 if the original model has moved (its configuration and tokenizer are copied),
 --model-family. Adapters (LoRA) are merged by training ranks in the layout of
 the checkpoint's run, with logs in OUTPUT_DIR/RUN_NAME; --device and layout may

@@ -163,7 +163,7 @@ def seed_sets(
 def metric_ends(*runs: Metrics, window: int = WINDOW) -> list[Ends]:
     """The metrics of all runs, as means of the last steps that all have; of evaluations, the last one that all have.
 
-    Differences from the first run that are larger than their 95 % interval come first. The interval is that of the mean
+    Differences from the first run that are larger than their 95 % interval come first. The interval is of the mean
     difference of the steps; of an evaluation, it follows from the intervals of both.
     """
     known = set.intersection(*(set(metrics.names) for metrics in runs))

@@ -170,7 +170,7 @@ class Conversation:
     def to_sample(self, like: Sample) -> Sample:
         """A finished sample: a copy of `like` with this conversation as its response.
 
-        Everything that engines report is filled in; status and finish reason are those of the last answer. `response`
+        Everything that engines report is filled in; status and finish reason come from the last answer. `response`
         is the last answer's text without special tokens; `messages` in the metadata are the answers and messages after
         the prompt. Messages added after the last answer are left out, because no engine has seen them.
 

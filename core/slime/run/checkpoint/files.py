@@ -24,7 +24,7 @@ from slime.run.signals import say
 TELL_S = 5.0
 #: bytes that are hashed at once
 _PART = 2**22
-#: sizes above this are not those of a description, but of something that fills the memory
+#: no description is larger than this: such a file is there to fill the memory
 _LARGEST_DESCRIPTION = 64 * 2**20
 #: damaged files named in a message
 _NAMED = 3

@@ -28,7 +28,7 @@ STATE, PLUGINS, CONFIG, LATEST = "state.json", "plugins.json", "config.toml", "l
 #: the name of a checkpoint, and the name under which one waits to be deleted
 _NAME = re.compile(r"rollout_(\d+)")
 _ASIDE = re.compile(r"\.(rollout_\d+)\.replaced")
-#: whether a name is that of a checkpoint
+#: matches the name of a checkpoint
 IS_CHECKPOINT = _NAME.fullmatch
 
 

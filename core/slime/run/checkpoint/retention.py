@@ -47,7 +47,7 @@ def superfluous(
 class Retention:
     """The rule of one run, and the numbers by which it knows the best checkpoint.
 
-    The score of a checkpoint after N rollouts is that of the evaluation after N rollouts for `eval/...`, and that of
+    The score of a checkpoint after N rollouts comes from the evaluation after N rollouts for `eval/...`, and from
     rollout N - 1, the last that it was trained on, for other metrics.
     """
 
@@ -106,7 +106,7 @@ class Retention:
             self._report(done, metrics)
 
     def resumed(self, done: int, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        """The run continues from the checkpoint after `done` rollouts; `rows` are those of metrics.jsonl until now."""
+        """The run continues from the checkpoint after `done` rollouts; `rows`: of metrics.jsonl until now."""
         for row in rows:
             if self._metric in row and (number := row["step"] + self._shift) <= done:
                 self._reported_before = max(self._reported_before, number)

@@ -37,7 +37,7 @@ def run_with_restarts(
     Args:
         attempt: Runs a configuration to its end; when it raises, no process of the run is left.
         config: The run. Later attempts load its newest checkpoint.
-        observer: Told of each restart. The budget is that of its counts: restarts of single parts belong to them.
+        observer: Told of each restart. Its counts use up the budget: restarts of single parts are among them.
         unless: Whether the user has asked the run to end.
 
     Raises:
