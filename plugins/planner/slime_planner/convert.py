@@ -57,9 +57,9 @@ divide their memory. Its numbers have the type that most of MODEL's have,
 unless --bf16 or --fp16 is given. A run does not need it: --hf-checkpoint reads
 MODEL as it is.
 
-It takes the flags of `slime train`, which override the run's: --hf-checkpoint MODEL
-if the original model has moved (its configuration and tokenizer are copied),
---model-family. Adapters (LoRA) are merged by training ranks in the layout of
+Flags of `slime train` override the run's: --hf-checkpoint MODEL if the original
+model has moved (its configuration and tokenizer are copied), --model-family.
+Adapters (LoRA) are merged by training ranks in the layout of
 the checkpoint's run, with logs in OUTPUT_DIR/RUN_NAME; --device and layout may
 be given for another machine. Exit code: 0 written, 1 failed, 2 bad input.
 """
