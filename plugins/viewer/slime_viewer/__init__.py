@@ -7,10 +7,12 @@ rewards.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 import slime.plugin as sp
+from slime.config import RunConfig
 from slime.errors import SlimeError, disk_problem
 from slime_viewer.watch import RewardWatch
 
@@ -23,7 +25,9 @@ _watched: dict[Path, RewardWatch] = {}
 
 
 @sp.hookimpl
-def slime_run_started(run_dir: Path) -> None:
+def slime_run_started(run_dir: Path, config: RunConfig) -> None:
+    if not config.run.quiet:
+        print(f"in the browser: {_page_of(run_dir)}", flush=True)
     _watched.clear()
     _watched[run_dir] = RewardWatch(run_dir)
 
@@ -46,4 +50,9 @@ def slime_run_closed(run_dir: Path, outcome: str, build_panel: sp.BuildPanel) ->
         reason = disk_problem(error, run_dir / REPORT) if isinstance(error, OSError) else error
         logger.warning("%s cannot be written; the run continues: %s", REPORT, reason)
         return {}
-    return {REPORT: "for the browser: curves, phases, what went wrong, best and worst answers"}
+    return {REPORT: f"for the browser: curves, best and worst answers; everything: {_page_of(run_dir)}"}
+
+
+def _page_of(run_dir: Path) -> str:
+    """The command that shows the page of a run."""
+    return f"slime view {shlex.quote(str(run_dir))}"

@@ -93,8 +93,9 @@ class Counts:
     labelled: int = 0
     #: without the highest reward of the run, and with a label
     wrong: int = 0
-    #: the highest reward of a sample
+    #: the highest and the lowest reward of a sample
     best: float | None = None
+    lowest: float | None = None
 
 
 def alerts(metrics: Metrics, counts: Counts | None = None) -> list[Alert]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from slime.errors import DataError
-from slime_viewer import queries
+from slime_viewer import queries, results
 from slime_viewer.alerts import Alert, Counts, alerts
 from slime_viewer.differences import (
     config_differences,
@@ -20,7 +20,7 @@ from slime_viewer.differences import (
     seed_sets,
     told_apart,
 )
-from slime_viewer.filters import read_filter
+from slime_viewer.filters import Condition, read_filter, searched
 from slime_viewer.index import IndexState, RunIndex
 from slime_viewer.lines import dumped
 from slime_viewer.panels import LANES, panels
@@ -74,6 +74,7 @@ def run_answer(
         "progress": {**asdict(gone), "left_s": gone.left_s, "spent_s": sum(metrics.series("time/step")[1])},
         "verdict": judged.answer(),
         "best": None if counts is None else counts.best,
+        "rewards": None if counts is None or counts.best is None else [counts.lowest, counts.best],
         "events": [asdict(event) for event in reversed(folder.events())],
         "problems": [*folder.problems(), *state.problems, *([trouble] if trouble else [])],
         "panels": [asdict(panel) for panel in panels(metrics)],
@@ -156,25 +157,62 @@ def samples_answer(index: RunIndex, line: str, sort: str, offset: int, limit: in
     condition, most = read_filter(line), queries.COUNTED
     found, total = queries.table(index, condition, sort=sort, limit=min(limit, MAX_ROWS), offset=offset)
     # Of very many, means would take seconds.
-    means = queries.means(index, condition) if limit and total <= most else None
+    means = results.means(index, condition) if limit and total <= most else None
     told = {"q": line, "total": min(total, most), "more": total > most, "indexed": queries.newest_number(index)}
-    return {**told, "means": means, "rows": [one.brief() for one in found]}
+    hits = searched(line)
+    rows = [one.brief(hits) for one in found]
+    return {**told, "means": means, "hits": hits, "groups": results.groups_of(index, found), "rows": rows}
 
 
-def group_answer(index: RunIndex, key: str) -> dict[str, Any]:
-    """The samples of one group, and how many were left out. Raises `DataError` if there is none."""
+def beside_answer(index: RunIndex, condition: Condition, sort: str, key: str, back: bool) -> dict[str, Any]:
+    """The sample next to another one in what a filter finds; null at an end."""
+    found = results.beside(index, condition, sort, key, back=back)
+    return {"beside": found and {"key": found.key, "group_key": found.group_key}}
+
+
+def group_answer(index: RunIndex, key: str, line: str = "") -> dict[str, Any]:
+    """The samples of one group, and how many were left out. Raises `DataError` if there is none.
+
+    Args:
+        index: The run.
+        key: The group.
+        line: The filter line whose words are to be marked.
+    """
     found, total = queries.group(index, key)
     answer = _some(found, total, f"group {key}")
     logged = queries.token_summaries(found)
-    return {**answer, "tokens": {one.key: logged[one.line] for one in found if one.line in logged}}
+    tokens = {one.key: logged[one.line] for one in found if one.line in logged}
+    return {**answer, "tokens": tokens, "hits": searched(line)}
 
 
-def sample_answer(index: RunIndex, key: str) -> dict[str, Any]:
-    """One sample, whole. Raises `DataError` if there is none."""
+def group_tokens_answer(index: RunIndex, key: str, column: str) -> dict[str, Any]:
+    """One column of the tokens of a group's samples, as far as they were logged and there is room, and its scale.
+
+    Raises `DataError`.
+    """
+    found, _ = queries.group(index, key)
+    told = queries.group_tokens(found)
+    own = sorted({name for one in told.values() for name in one["own"]})
+    columns = list(dict.fromkeys(name for one in told.values() for name in one["values"]))
+    tokens: dict[str, Any] = {}
+    room = MAX_BYTES
+    for one in found if column else ():
+        if (logged := told.get(one.line)) is not None and column in logged["values"]:
+            kept = {name: logged["values"][name] for name in {column, "loss_mask"} & logged["values"].keys()}
+            tokens[one.key] = {"pieces": logged["pieces"], "values": kept}
+            room -= len(dumped(tokens[one.key]))
+            if room < 0:
+                break
+    scales = queries.token_scales(index)
+    return {"column": column, "columns": columns, "own": own, "tokens": tokens, "scales": scales}
+
+
+def sample_answer(index: RunIndex, key: str, line: str = "") -> dict[str, Any]:
+    """One sample, whole; `line`: as of `group_answer`. Raises `DataError` if there is none."""
     found = queries.sample(index, key)
     if found is None:
         raise _missing(f"sample {key}")
-    return {"sample": found.whole(_WHOLE_TEXT)}
+    return {"sample": found.whole(_WHOLE_TEXT), "hits": searched(line)}
 
 
 def tokens_answer(index: RunIndex, key: str) -> dict[str, Any]:

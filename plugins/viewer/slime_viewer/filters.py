@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from slime.errors import DataError, did_you_mean
@@ -77,8 +77,25 @@ def read_filter(line: str) -> Condition:
     Raises:
         FilterError: It cannot be read.
     """
+    condition = Condition()
+    for match in _terms(line):
+        condition &= _term(match, match.start() + 1)
+    return condition
+
+
+def searched(line: str) -> list[str]:
+    """The words, or words in a row, that a filter line looks for in texts. Raises `FilterError`."""
+    found = []
+    for match in _terms(line):
+        name, _, value = match.groups()
+        if name is None and not match.group().startswith("-"):
+            found.append(value.strip('"'))
+    return found
+
+
+def _terms(line: str) -> Iterator[re.Match[str]]:
     line = line.encode("utf-8", "replace").decode("utf-8")  # a shell passes bytes that are no text on as they are
-    condition, position, terms = Condition(), 0, 0
+    position = terms = 0
     while position < len(line):
         if line[position].isspace():
             position += 1
@@ -88,9 +105,8 @@ def read_filter(line: str) -> Condition:
         terms += 1
         if terms > _MOST:
             raise FilterError(f"filter, column {position + 1}: there are more than {_MOST} terms")
-        condition &= _term(match, position + 1)
+        yield match
         position = match.end()
-    return condition
 
 
 def _term(match: re.Match[str], column: int) -> Condition:

@@ -18,8 +18,8 @@ from slime_viewer.lines import dumped, readable
 
 STATIC = Path(__file__).with_name("static")
 _OWN = (
-    *("app", "axes", "charts", "compare", "data", "group", "lanes", "prompt", "run", "runs", "samples", "says"),
-    *("texts", "tiles", "tokens", "verdict"),
+    *("app", "axes", "charts", "compare", "conversation", "data", "group", "lanes", "markdown", "math", "prompt"),
+    *("rewards", "run", "runs", "samples", "says", "signs", "texts", "tiles", "tokens", "turns", "verdict", "walk"),
 )
 #: name in an import -> file
 MODULES = {
@@ -29,7 +29,7 @@ MODULES = {
     **{f"slime/{name}": f"{name}.js" for name in _OWN},
 }
 _PLOT = "vendor/uPlot.iife.min.js"
-_STYLES = ("vendor/uPlot.min.css", "style.css", "views.css")
+_STYLES = ("vendor/uPlot.min.css", "style.css", "views.css", "texts.css")
 _TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css"}
 _ENTRY = 'import "slime/app";'
 _PAGE = """\
@@ -78,6 +78,8 @@ def live_page() -> tuple[str, str]:
     places = orjson.dumps({"imports": {name: f"./static/{file}" for name, file in MODULES.items()}}).decode()
     head = [f'<link rel="stylesheet" href="static/{name}">' for name in _STYLES]
     head += [f'<script type="importmap">{places}</script>', f'<script src="static/{_PLOT}"></script>']
+    # All at once: a browser would ask for a module only when it has read the one that imports it.
+    head += [f'<link rel="modulepreload" href="static/{file}">' for file in MODULES.values()]
     body = '<script type="module" src="static/app.js"></script>'
     policy = _policy(
         ["'self'", _hash(places)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,12 +16,17 @@ from slime_viewer.index import RunIndex, message_text, prompt_text
 from slime_viewer.index_tables import INDEX_OF_SORT, OTHER_SORTS, SCALARS
 from slime_viewer.lines import line_at
 from slime_viewer.run_files import SAMPLES
-from slime_viewer.tokens import sample_tokens, summaries, tokens_path
+from slime_viewer.tokens import logged_tokens, summaries, tokens_path
 
 #: what a table can be sorted by
 SORTS = ("step", "reward", "tokens", "prompt_tokens", "trained", "turns", "status", "grp", "idx", "version", "gap")
 #: characters of a prompt and of a response in a table, and of each text of a sample where several are shown
 _EXCERPT, MAX_TEXT = 240, 50_000
+#: characters before a word that was searched for, where an excerpt begins there
+_BEFORE = 30
+#: what ends a model's thinking, in the tags that most templates have
+_THOUGHT_ENDS = "</think>"
+_WORD = re.compile(r"[^\W_]+")
 #: lists within lists of a sample that are shown, and entries of each
 _DEPTH, _ENTRIES = 50, 1000
 #: samples of one group, or of one prompt
@@ -59,30 +65,52 @@ class Found:
         """The columns of its tokens, if the run has logged them. Raises `DataError` if they cannot be read."""
         if self.scalars["kind"] != "train":
             return None
-        return sample_tokens(tokens_path(self.path), self.line, self.scalars["tokens"])
+        return logged_tokens(tokens_path(self.path), {self.line: self.scalars["tokens"]}).get(self.line)
 
-    def brief(self) -> dict[str, Any]:
-        """For a table: the scalars, and how prompt and response begin."""
-        return self._brief(self.row())
+    def brief(self, words: Sequence[str] = ()) -> dict[str, Any]:
+        """For a table: the scalars, and how prompt and response begin, or what is around `words` in them."""
+        return self._brief(self.row(), words)
 
     def whole(self, max_text: int = MAX_TEXT) -> dict[str, Any]:
         """For reading: everything that was written of it; texts that are longer than `max_text` are cut, and say so."""
         row = self.row()
         return {**self._brief(row), "row": None if row is None else shortened(row, max_text)}
 
-    def _brief(self, row: dict[str, Any] | None) -> dict[str, Any]:
-        texts = {"question": _GONE, "answer": "", "label": ""} if row is None else excerpts(row)
+    def _brief(self, row: dict[str, Any] | None, words: Sequence[str] = ()) -> dict[str, Any]:
+        texts = {"question": _GONE, "answer": "", "label": ""} if row is None else excerpts(row, words)
         return {"key": self.key, "group_key": self.group_key, **self.scalars, **texts}
 
 
-def excerpts(row: dict[str, Any]) -> dict[str, str]:
-    """How question, answer and label of a sample begin; of a conversation, the last message of the user's."""
+def excerpts(row: dict[str, Any], words: Sequence[str] = ()) -> dict[str, str]:
+    """How question, answer and label of a sample begin; of a conversation, the last message of the user's.
+
+    An answer begins behind its thinking. A text that has one of `words` further on begins a little before it.
+    """
     prompt = row.get("prompt")
     said = [one for one in prompt if isinstance(one, dict)] if isinstance(prompt, list) else []
     asked = next((message_text(one) for one in reversed(said) if one.get("role") != "assistant"), None)
     question = prompt_text(prompt) if asked is None else asked
     texts = {"question": question, "answer": prompt_text(row.get("response")), "label": prompt_text(row.get("label"))}
-    return {name: text[:_EXCERPT] for name, text in texts.items()}
+    looked_for = _looked_for(words)
+    thought = texts["answer"].rfind(_THOUGHT_ENDS)
+    starts = {"answer": thought + len(_THOUGHT_ENDS)} if thought >= 0 else {}
+    return {name: _excerpt(text, starts.get(name, 0), looked_for) for name, text in texts.items()}
+
+
+def _looked_for(words: Sequence[str]) -> re.Pattern[str] | None:
+    """What finds words as the index of words does: in a row, whatever signs and spaces are between them."""
+    rows = [r"[\W_]+".join(map(re.escape, found)) for one in words if (found := _WORD.findall(one))]
+    return re.compile("|".join(rf"(?<![^\W_]){row}(?![^\W_])" for row in rows), re.IGNORECASE) if rows else None
+
+
+def _excerpt(text: str, start: int, looked_for: re.Pattern[str] | None) -> str:
+    if start and not text[start:].strip():
+        start = 0  # it only thinks
+    if looked_for and (found := looked_for.search(text)) and not start <= found.start() < start + _EXCERPT - _BEFORE:
+        start = max(0, found.start() - _BEFORE)
+        if start and (gap := text.find(" ", start, found.start())) >= 0:
+            start = gap + 1  # not within a word
+    return f"{'… ' if start else ''}{text[start : start + _EXCERPT].lstrip()}"
 
 
 def shortened(value: Any, most: int, depth: int = _DEPTH) -> Any:
@@ -106,17 +134,9 @@ _FROM = "FROM samples JOIN files ON files.id = samples.file"
 
 def count(index: RunIndex, condition: Condition) -> int:
     """How many samples a filter finds."""
-    source, parameters = _source(condition)
-    [(number,)] = index.query(f"SELECT count(*) {source}", parameters)
+    rows, parameters = source(condition)
+    [(number,)] = index.query(f"SELECT count(*) {rows}", parameters)
     return int(number)
-
-
-def means(index: RunIndex, condition: Condition) -> dict[str, float | None]:
-    """Of the samples that a filter finds: mean reward and tokens, and the share that was cut off."""
-    source, parameters = _source(condition)
-    chosen = f"SELECT avg(reward), avg(tokens), avg(status IS 'truncated') {source}"
-    [(reward, tokens, cut)] = index.query(chosen, parameters)
-    return {"reward": reward, "tokens": tokens, "cut": cut}
 
 
 def find(
@@ -144,25 +164,38 @@ def table(
     Raises:
         DataError: They cannot be sorted by that.
     """
-    column, down = sort.removeprefix("-"), sort.startswith("-")
-    if column not in SORTS:
-        raise DataError(f"samples cannot be sorted by {column!r}.{did_you_mean(column, SORTS)} {', '.join(SORTS)} can")
-    some = _first(index, condition, column)
+    column, down = sorting(sort)
+    some = first(index, condition, column)
     if len(some) > COUNTED:
         numbers = _in_order(index, condition, column, down, limit, offset)
     else:
-        # Samples without a value are last in both directions.
-        ordered = sorted(((value is None) != down, 0 if value is None else value, number) for number, value in some)
-        if down:
-            ordered.reverse()
-        numbers = [number for *_, number in ordered[offset : offset + limit]]
+        numbers = ordered(some, down)[offset : offset + limit]
+    return numbered(index, numbers), len(some)
+
+
+def sorting(sort: str) -> tuple[str, bool]:
+    """The column of a sort, and whether the largest comes first. Raises `DataError`."""
+    column = sort.removeprefix("-")
+    if column not in SORTS:
+        raise DataError(f"samples cannot be sorted by {column!r}.{did_you_mean(column, SORTS)} {', '.join(SORTS)} can")
+    return column, sort.startswith("-")
+
+
+def ordered(some: Iterable[tuple[int, Any]], down: bool) -> list[int]:
+    """Numbers of samples in the order of their values; those without one are last in both directions."""
+    keys = sorted(((value is None) != down, 0 if value is None else value, number) for number, value in some)
+    return [number for *_, number in (reversed(keys) if down else keys)]
+
+
+def numbered(index: RunIndex, numbers: Sequence[int]) -> list[Found]:
+    """The samples with these numbers, in their order."""
     marks = ", ".join("?" * len(numbers))
     rows = index.query(f"{_SELECT}, samples.id {_FROM} WHERE samples.id IN ({marks})", numbers)
     by_number = {row[-1]: row[:-1] for row in rows}
-    return [_found(index.folder.path, by_number[number]) for number in numbers if number in by_number], len(some)
+    return [_found(index.folder.path, by_number[number]) for number in numbers if number in by_number]
 
 
-def _first(index: RunIndex, condition: Condition, column: str) -> list[tuple[int, Any]]:
+def first(index: RunIndex, condition: Condition, column: str) -> list[tuple[int, Any]]:
     """Number and value of a column of the samples that a filter finds: all, or `COUNTED` and one of them."""
     select, most = f"SELECT samples.id, samples.{column}", COUNTED + 1
     if condition.phrase and condition.sql != "1":
@@ -173,13 +206,13 @@ def _first(index: RunIndex, condition: Condition, column: str) -> list[tuple[int
         found = [row for row in rows if row[0] is not None]
         if len(rows) < 2 * most or len(found) >= most:
             return found[:most]
-        where, parameters = _where(condition)
-        return index.query(f"{select} FROM samples WHERE {where} LIMIT {most}", parameters)
-    source, parameters = _source(condition)
-    return index.query(f"{select} {source} LIMIT {most}", parameters)
+        fits, parameters = where(condition)
+        return index.query(f"{select} FROM samples WHERE {fits} LIMIT {most}", parameters)
+    chosen, parameters = source(condition)
+    return index.query(f"{select} {chosen} LIMIT {most}", parameters)
 
 
-def _source(condition: Condition) -> tuple[str, tuple[object, ...]]:
+def source(condition: Condition) -> tuple[str, tuple[object, ...]]:
     """The rows of a condition, words first, and its parameters."""
     if condition.phrase:
         joined = f"FROM texts CROSS JOIN samples ON samples.id = texts.rowid WHERE texts MATCH ? AND {condition.sql}"
@@ -187,7 +220,7 @@ def _source(condition: Condition) -> tuple[str, tuple[object, ...]]:
     return f"FROM samples WHERE {condition.sql}", condition.parameters
 
 
-def _where(condition: Condition) -> tuple[str, tuple[object, ...]]:
+def where(condition: Condition) -> tuple[str, tuple[object, ...]]:
     """A condition as one of SQL on `samples`, and its parameters."""
     if not condition.phrase:
         return condition.sql, condition.parameters
@@ -199,22 +232,22 @@ def _in_order(index: RunIndex, condition: Condition, column: str, down: bool, li
     turn = " DESC" if down else ""
     if column == "step" and condition.phrase and index.in_order():
         # The index of words is in the order of the steps.
-        source, parameters = _source(condition)
-        chosen = f"SELECT samples.id {source} ORDER BY texts.rowid{turn} LIMIT ? OFFSET ?"
+        rows, parameters = source(condition)
+        chosen = f"SELECT samples.id {rows} ORDER BY texts.rowid{turn} LIMIT ? OFFSET ?"
     else:
-        where, parameters = _where(condition)
+        fits, parameters = where(condition)
         # Missing values are the smallest for SQLite: downwards they are last. In both downwards, so that an index has
         # this order.
         order = f"samples.{column}{turn or ' ASC NULLS LAST'}, id{turn}"
         # Without statistics SQLite would rather sort a million samples of one kind.
         by = INDEX_OF_SORT.get(column, OTHER_SORTS)
-        chosen = f"SELECT id FROM samples INDEXED BY {by} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
+        chosen = f"SELECT id FROM samples INDEXED BY {by} WHERE {fits} ORDER BY {order} LIMIT ? OFFSET ?"
     return [number for (number,) in index.query(chosen, (*parameters, limit, offset))]
 
 
 def group(index: RunIndex, key: str) -> tuple[list[Found], int]:
     """The samples of a group, `000012/40`, in the order of the file: the first ones, and how many there are."""
-    return _some(index, _of_group(key), "line")
+    return _some(index, of_group(key), "line")
 
 
 def token_summaries(found: Sequence[Found]) -> dict[int, dict[str, Any]]:
@@ -224,12 +257,20 @@ def token_summaries(found: Sequence[Found]) -> dict[int, dict[str, Any]]:
     return summaries(tokens_path(found[0].path), {one.line for one in found})
 
 
+def group_tokens(found: Sequence[Found]) -> dict[int, dict[str, Any]]:
+    """The columns of the tokens of one group's samples that were logged, by line. Raises `DataError`."""
+    if not found or found[0].scalars["kind"] != "train":
+        return {}
+    return logged_tokens(tokens_path(found[0].path), {one.line: one.scalars["tokens"] for one in found})
+
+
 def group_size(index: RunIndex, key: str) -> int:
     """How many samples a group has."""
-    return count(index, _of_group(key))
+    return count(index, of_group(key))
 
 
-def _of_group(key: str) -> Condition:
+def of_group(key: str) -> Condition:
+    """The samples of a group, by its key."""
     file, _, number = key.rpartition("/")
     # Samples without a group have "None".
     place = (f"{file}.jsonl", whole_number(number))
@@ -268,8 +309,8 @@ def extreme_tokens(
     """
     if order not in TOKEN_ORDERS:
         raise DataError(f"tokens cannot be ordered by {order!r}; expected {', '.join(TOKEN_ORDERS)}")
-    where, parameters = _where(condition)
-    chosen = "" if where == "1" else f" AND samples.id IN (SELECT id FROM samples WHERE {where})"
+    fits, parameters = where(condition)
+    chosen = "" if fits == "1" else f" AND samples.id IN (SELECT id FROM samples WHERE {fits})"
     rows = index.query(
         f"{_SELECT}, position, value, piece {_FROM} JOIN extremes ON extremes.file = samples.file"
         f" AND extremes.line = samples.line WHERE column = ?{chosen} ORDER BY {TOKEN_ORDERS[order]} LIMIT ?",
@@ -295,14 +336,16 @@ def whole_number(text: str) -> int | None:
 
 def counts(index: RunIndex) -> Counts:
     """What the samples that were trained on show of a run."""
-    [(best,)] = index.query("SELECT max(reward) FROM samples WHERE kind = 'train'")
+    # Two questions: an index answers each of them at once, but not both together.
+    rewards = "SELECT {}(reward) FROM samples INDEXED BY by_kind WHERE kind = 'train'"
+    [(best,)], [(lowest,)] = (index.query(rewards.format(end)) for end in ("max", "min"))
     # Told which index: by its own choice, SQLite reads the rows of all samples, which takes many times as long.
     [(labelled, wrong)] = index.query(
         "SELECT coalesce(sum(labelled), 0), count(*) FROM samples INDEXED BY by_label"
         " WHERE labelled IN (0, 1) AND kind = 'train' AND reward < ?",
         [best],
     )
-    return Counts(labelled, wrong, best)
+    return Counts(labelled, wrong, best, lowest)
 
 
 def extreme_groups(index: RunIndex, condition: Condition, most: int) -> tuple[list[str], list[str]]:

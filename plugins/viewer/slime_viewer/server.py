@@ -25,8 +25,9 @@ from aiohttp import web
 
 from slime.errors import ConfigError, DataError, SlimeError, one_line
 from slime.plugin.watchers import BuildPanel
-from slime_viewer import answers, queries
+from slime_viewer import answers, queries, results
 from slime_viewer.alerts import Alert, Counts, alerts
+from slime_viewer.filters import Condition, read_filter
 from slime_viewer.index import open_index
 from slime_viewer.lines import dumped
 from slime_viewer.page import live_page, static_files
@@ -176,9 +177,29 @@ class ViewServer:
                 lambda run, query: answers.series_answer(run.folder.metrics, query.get("names", "").split("\n"))
             ),
             "samples": self._about_a_run(_samples),
-            "group": self._about_a_run(lambda run, query: answers.group_answer(run.reader, query.get("key", ""))),
+            "histogram": self._about_a_run(
+                lambda run, query: results.histogram(run.reader, read_filter(query.get("q", "")))
+            ),
+            "place": self._about_a_run(
+                lambda run, query: {"place": results.place(run.reader, *_of_result(query), query.get("key", ""))}
+            ),
+            "beside": self._about_a_run(
+                lambda run, query: answers.beside_answer(
+                    run.reader, *_of_result(query), query.get("key", ""), "back" in query
+                )
+            ),
+            "group": self._about_a_run(
+                lambda run, query: answers.group_answer(run.reader, query.get("key", ""), query.get("q", ""))
+            ),
+            "group_tokens": self._about_a_run(
+                lambda run, query: answers.group_tokens_answer(
+                    run.reader, query.get("key", ""), query.get("column", "")
+                )
+            ),
             "says": self._about_a_run(_says),
-            "sample": self._about_a_run(lambda run, query: answers.sample_answer(run.reader, query.get("key", ""))),
+            "sample": self._about_a_run(
+                lambda run, query: answers.sample_answer(run.reader, query.get("key", ""), query.get("q", ""))
+            ),
             "tokens": self._about_a_run(lambda run, query: answers.tokens_answer(run.reader, query.get("key", ""))),
             "extremes": self._about_a_run(
                 lambda run, query: answers.extremes_answer(
@@ -343,6 +364,11 @@ class ViewServer:
 def _says(run: WatchedRun, query: Query) -> dict[str, Any]:
     step, number = (queries.whole_number(query.get(name, "")) for name in ("step", "n"))
     return answers.says_answer(run.reader, step, number or 0)
+
+
+def _of_result(query: Query) -> tuple[Condition, str]:
+    """Filter and order of a result."""
+    return read_filter(query.get("q", "")), query.get("sort", "step")
 
 
 def _samples(run: WatchedRun, query: Query) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Not every sample has them: a run writes what its budget allows, beginning with g
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,33 +59,35 @@ def tokens_path(samples: Path) -> Path:
     return samples.with_name(samples.stem + SUFFIX)
 
 
-def sample_tokens(path: Path, line: int, length: int | None) -> dict[str, Any] | None:
-    """The columns of the sample in a line of the file of samples; None if it has none.
+def logged_tokens(path: Path, lengths: Mapping[int, int | None]) -> dict[int, dict[str, Any]]:
+    """The columns of some samples by their lines in the file of samples; without those whose tokens were not logged.
 
     Args:
         path: A file of tokens.
-        line: The line, from 0.
-        length: Tokens that the response has; None: it is not known.
+        lengths: Line, from 0 -> tokens that the response has; None: it is not known.
 
     Raises:
         DataError: The file cannot be read, or is of other samples.
     """
+    told: dict[int, dict[str, Any]] = {}
     try:
         with open_regular(path) as opened:
             file, names, own = _opened(path, opened)
             for part in _parts(path, file):
-                table = file.read_row_group(part, columns=["line"])
-                places = [n for n, found in enumerate(table["line"].to_pylist()) if found == line]
+                lines = file.read_row_group(part, columns=["line"])["line"].to_pylist()
+                places = [place for place, line in enumerate(lines) if line in lengths and line not in told]
                 if places:
-                    row = file.read_row_group(part).slice(places[0], 1).to_pylist()[0]
-                    return _told(path, row, names, own, length)
+                    rows = file.read_row_group(part).take(places).to_pylist()
+                    told |= {row["line"]: _told(path, row, names, own, lengths[row["line"]]) for row in rows}
+                if len(told) == len(lengths):
+                    break
     except FileNotFoundError:
-        return None
+        return {}
     except DataError:
         raise
     except Exception as error:  # noqa: BLE001 - pyarrow raises errors of many classes over a damaged file
         raise DataError(f"{path.name} cannot be read: {one_line(error)}") from None
-    return None
+    return told
 
 
 #: name -> column that it is the mean of, over the tokens that have a value

@@ -54,6 +54,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"role": "user", "content": [{"type": "text", "text": HOSTILE}]},
         {"role": "assistant", "content": "I ask", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]},
         {"role": "tool", "name": "add", "content": "the sum is 4"},
+        {"role": "assistant", "content": texts[1]},
     ]
     write_rollout(folder, STEPS, [Group(500, samples)])
     return folder
@@ -111,14 +112,14 @@ def test_an_alert_leads_to_its_samples(page: Any, show: Open) -> None:
     alert = page.locator(".alerts li", has_text="responses were cut off")
     alert.get_by_role("link").click()
     expect(page.locator("#filter")).to_have_value("kind:train status:truncated step>=4")
-    expect(page.locator(".samples tbody tr")).to_have_count(4)
+    expect(page.locator(".samples tbody tr.one")).to_have_count(4)
 
 
 def test_a_phone_has_the_texts_of_samples_in_its_width(page: Any, show: Open) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     show("samples/0")
-    expect(page.locator(".samples tbody tr", has_text="what is").first).to_be_visible()
-    for name in ("step", "reward", "prompt", "answer"):
+    expect(page.locator(".samples tr.head", has_text="what is").first).to_be_visible()
+    for name in ("step", "reward", "answer"):
         box = page.get_by_role("columnheader", name=name).bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 390, name
     expect(page.get_by_role("columnheader", name="status")).to_have_count(0)
@@ -136,11 +137,11 @@ def test_everything_can_be_done_by_keys_and_is_in_the_address(page: Any, show: O
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     page.keyboard.press("2")
-    expect(page.locator(".samples tbody tr")).to_have_count(50)
+    expect(page.locator(".samples tbody tr.one")).to_have_count(50)
     page.keyboard.press("/")
     page.keyboard.type('kind:train step=3 "what is 1+1"')
     page.keyboard.press("Enter")
-    expect(page.locator(".samples tbody tr")).to_have_count(SAMPLES)
+    expect(page.locator(".samples tbody tr.one")).to_have_count(SAMPLES)
     page.keyboard.press("Escape")
     page.keyboard.press("r")
     page.keyboard.press("r")
@@ -151,7 +152,7 @@ def test_everything_can_be_done_by_keys_and_is_in_the_address(page: Any, show: O
     there = page.url
     assert "sort=-reward" in there
     page.reload()
-    expect(page.locator(".samples tbody tr")).to_have_count(SAMPLES)
+    expect(page.locator(".samples tbody tr.one")).to_have_count(SAMPLES)
     assert page.url == there
     page.keyboard.press("j")
     page.keyboard.press("Enter")
@@ -185,7 +186,7 @@ def test_a_filter_that_cannot_be_read_is_told_on_the_page(page: Any, show: Open)
     page.fill("#filter", "step=3")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_have_count(0)
-    expect(page.locator(".samples tbody tr")).to_have_count(GROUPS * SAMPLES + 1)
+    expect(page.locator(".samples tbody tr.one")).to_have_count(GROUPS * SAMPLES + 1)
 
 
 def test_curves_are_zoomed_together_and_any_metric_can_be_added(page: Any, show: Open) -> None:
@@ -221,7 +222,7 @@ def test_hostile_texts_are_shown_as_text(page: Any, show: Open) -> None:
     assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
     show("sample/0/000012%3A1")
     expect(page.locator(".turn.tool")).to_contain_text("the sum is 4")
-    expect(page.locator(".turn.policy")).to_contain_text('"name"')
+    expect(page.locator(".turn.policy .call")).to_contain_text("calls add")
     show("samples/0?q=step=12")
     expect(page.locator(".samples")).to_contain_text(HOSTILE[:40])
     assert "hacked" not in page.title()
@@ -242,7 +243,7 @@ def test_values_of_any_type_are_shown(page: Any, serve: Serve, tmp_path: Path) -
     one.wait(GROUPS * SAMPLES + GROUPS + len(rows))
     base = f"{one.server.address}#"
     page.goto(f"{base}/samples/0?q=step=7")
-    expect(page.locator(".samples tbody tr")).to_have_count(len(rows))
+    expect(page.locator(".samples tbody tr.one")).to_have_count(len(rows))
     page.goto(f"{base}/group/0/000007%2F1")
     expect(page.locator(".siblings article")).to_have_count(len(rows))
     for number in range(len(rows)):
@@ -272,7 +273,7 @@ def test_tokens_are_coloured_by_any_column_and_the_most_extreme_ones_lead_there(
     tokens = page.locator(".heat span")
     expect(tokens).to_have_count(3)
     expect(tokens.nth(0)).to_have_class(re.compile(r"\bmasked\b"))
-    expect(tokens.nth(1)).to_have_class(re.compile(r"\blow +at\b"))
+    expect(tokens.nth(1)).to_have_class(re.compile(r"\blow\b.* at\b"))
     page.keyboard.press("ArrowRight")
     expect(page.locator(".token")).to_contain_text("token 2")
     page.keyboard.press("h")
@@ -313,7 +314,7 @@ def test_panels_of_plugins_are_drawn_in_the_page_and_in_files(page: Any, serve: 
     assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
     page.locator(".plugin td a").click()
     expect(page.locator("#filter")).to_have_value("kind:train step=1")
-    expect(page.locator(".samples tbody tr")).to_have_count(GROUPS * SAMPLES)
+    expect(page.locator(".samples tbody tr.one")).to_have_count(GROUPS * SAMPLES)
     with page.expect_download() as caught:
         page.keyboard.press("e")
     caught.value.save_as(tmp_path / "export.html")
@@ -346,8 +347,8 @@ def test_an_export_and_a_report_are_files_that_need_no_server(
     file = tmp_path / "export.html"
     caught.value.save_as(file)
     page.goto(f"file://{file}#/samples/0")
-    expect(page.locator(".samples tbody tr")).to_have_count(GROUPS * SAMPLES)
-    page.locator(".samples tbody tr").first.click()
+    expect(page.locator(".samples tbody tr.one")).to_have_count(GROUPS * SAMPLES)
+    page.locator(".samples tbody tr.one").first.click()
     expect(page.locator("h2").first).to_contain_text("of step 3")
     show("samples/0?q=kind:train+carry&sort=-step")
     with page.expect_download() as caught:
@@ -355,9 +356,9 @@ def test_an_export_and_a_report_are_files_that_need_no_server(
     caught.value.save_as(file)
     page.goto(f"file://{file}?many#/samples/0")
     expect(page.locator("main")).to_contain_text(f"{STEPS * GROUPS * SAMPLES} samples are in this file")
-    expect(page.locator(".samples tbody tr")).to_have_count(50)
+    expect(page.locator(".samples tbody tr.one")).to_have_count(50)
     page.keyboard.press("]")
-    expect(page.locator(".samples tbody tr")).to_have_count(50)
+    expect(page.locator(".samples tbody tr.one")).to_have_count(50)
     expect(page.locator("main")).to_contain_text("page 2 of 3")
     show("samples/0?q=step=3+index=38")
     with page.expect_download() as caught:

@@ -122,10 +122,10 @@ def test_zoom_and_looks_are_in_the_address_and_stay_there(page: Any, serve: Serv
 
 def test_the_chosen_row_of_a_live_table_stays_the_sample_that_enter_opens(page: Any, live: Live) -> None:
     page.goto(f"{live.served.server.address}#/samples/0?sort=-step")
-    page.wait_for_selector(".samples tbody tr")
+    page.wait_for_selector(".samples tbody tr.one")
     page.keyboard.press("j")
     page.keyboard.press("j")
-    expect(page.locator(".samples tbody tr").nth(2)).to_have_class("at")
+    expect(page.locator(".samples tbody tr.one").nth(2)).to_have_class("one at")
     chosen = page.locator("tr.at")
     before = chosen.inner_text()
     live.goes_on(page)
@@ -141,7 +141,7 @@ def test_the_chosen_row_of_a_live_table_stays_the_sample_that_enter_opens(page: 
     page.wait_for_function("location.hash.includes('/group/')")
     assert key is not None and key[1] in page.url
     page.keyboard.press("b")
-    page.wait_for_selector(".samples tbody tr")
+    page.wait_for_selector(".samples tbody tr.one")
     assert chosen.inner_text() == before, "back returns to the row"
 
 

@@ -318,7 +318,7 @@ def test_answers_are_bounded_and_say_what_they_leave_out(tmp_path: Path, monkeyp
     row |= {"metrics": {str(number): number for number in range(5000)}, "messages": list(range(5000))}
     (folder / "rollouts" / "000001.jsonl").write_text((json.dumps(row) + "\n") * 6)
     index = open_run(folder)
-    [one] = answers.sample_answer(index, "000001:3").values()
+    one = answers.sample_answer(index, "000001:3")["sample"]
     assert len(one["row"]["metrics"]) == len(one["row"]["messages"]) == 1001
     assert one["row"]["messages"][-1] == one["row"]["metrics"]["…"] == "… 4,000 more are in the file"
     assert len(one["failure"]) == 4000

@@ -18,7 +18,7 @@ from slime_viewer.filters import read_filter
 from slime_viewer.index import RunIndex
 from slime_viewer.queries import count
 from slime_viewer.run_files import RunFolder
-from slime_viewer.tokens import read_extremes, sample_tokens, summaries, tokens_path
+from slime_viewer.tokens import logged_tokens, read_extremes, summaries, tokens_path
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_no_thread_of_pyarrow_holds_an_object_of_python(run: Path, monkeypatch: 
     parquet_file = pq.ParquetFile
     monkeypatch.setattr(pq, "ParquetFile", lambda source: sources.append(source) or parquet_file(source))
     path = tokens_path(next((run / "rollouts").glob("000001.*")))
-    read_extremes(path), sample_tokens(path, 5, None), summaries(path, {1, 5})
+    read_extremes(path), logged_tokens(path, {5: None}), summaries(path, {1, 5})
     assert [type(source) for source in sources] == [pa.OSFile] * 3
 
 
@@ -153,7 +153,7 @@ def test_of_many_tokens_the_ends_are_kept(tmp_path: Path) -> None:
 
 def test_the_file_lies_beside_its_samples(tmp_path: Path) -> None:
     assert tokens_path(tmp_path / "000012.jsonl").name == "000012.tokens.parquet"
-    assert sample_tokens(tmp_path / "000012.tokens.parquet", 0, None) is None
+    assert logged_tokens(tmp_path / "000012.tokens.parquet", {0: None}) == {}
 
 
 def test_a_group_that_is_trained_on_again_is_known(tmp_path: Path) -> None:

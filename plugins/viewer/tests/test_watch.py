@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slime.config import PluginOptions
+from slime.config import PluginOptions, RunConfig
+from slime.config.options import RunOptions
 from slime.registry.plugin_set import load_plugins
 from slime_viewer.watch import RewardWatch
 
@@ -39,10 +40,20 @@ def test_any_other_reward_begins_the_count_anew() -> None:
 def test_a_run_tells_it_as_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     call = load_plugins(PluginOptions(allow=["viewer"])).observers.call
     for _ in range(2):  # a run that starts anew counts anew
-        call("slime_run_started", run_dir=tmp_path, config=None)
+        call("slime_run_started", run_dir=tmp_path, config=RunConfig())
         for step in range(9):
             call("slime_step_finished", step=step, metrics={"rollout/reward_mean": 0.0, "rollout/reward_std": 0.0})
     assert caplog.records == []
     call("slime_step_finished", step=9, metrics={"rollout/reward_mean": 0.0, "rollout/reward_std": 0.0})
     [record] = caplog.records
     assert record.levelno == logging.WARNING and "the last 10 rollouts has the reward 0" in record.getMessage()
+
+
+def test_a_run_names_its_page_when_it_starts_unless_it_is_quiet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = load_plugins(PluginOptions(allow=["viewer"])).observers.call
+    call("slime_run_started", run_dir=tmp_path / "it is mine", config=RunConfig())
+    assert capsys.readouterr().out == f"in the browser: slime view '{tmp_path}/it is mine'\n"
+    call("slime_run_started", run_dir=tmp_path, config=RunConfig(run=RunOptions(quiet=True)))
+    assert capsys.readouterr().out == ""

@@ -1,12 +1,14 @@
 // The frame of all views: runs, navigation, help, and what is new in a run that goes on.
 import { Component, render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { address, allKeys, fixed, get, go, html, place, Trouble, useData, useKeys } from "slime/data";
+import { address, allKeys, fixed, get, go, html, keysAreOn, place, Trouble, turnKeys, useData, useKeys } from "slime/data";
 import { counted, stateWords } from "slime/verdict";
 import { Run } from "slime/run";
 import { Runs } from "slime/runs";
 import { Samples } from "slime/samples";
-import { Conversation, Group } from "slime/group";
+import { Conversation } from "slime/conversation";
+import { Group } from "slime/group";
+import { Scale } from "slime/rewards";
 import { Visits } from "slime/prompt";
 import { Compare } from "slime/compare";
 import { Tokens } from "slime/tokens";
@@ -35,14 +37,23 @@ class Guard extends Component {
 // A modal dialog of the browser: it takes the focus, keeps it, is closed by Escape, and gives it back.
 function Help({ close }) {
   const dialog = useRef();
+  const [on, set] = useState(keysAreOn());
+  const setOn = value => {
+    turnKeys(value);
+    set(value);
+  };
   useEffect(() => {
     const shown = dialog.current;
     shown.showModal();
     return () => shown.close();
   }, []);
   return html`
-    <dialog ref=${dialog} class="help" aria-label="keys" onClose=${close} onClick=${() => dialog.current.close()}>
-      <button autofocus onClick=${close}>Close</button>
+    <dialog ref=${dialog} class="help" aria-label="keys" onClose=${close} onClick=${event => event.target == dialog.current && dialog.current.close()}>
+      <button onClick=${close}>Close</button>
+      <label>
+        <input type="checkbox" checked=${on} onChange=${() => setOn(!on)} />
+        keys without Ctrl or Alt are on
+      </label>
       <table>
         ${allKeys().map(
           ([key, [does]]) => html`
@@ -160,12 +171,14 @@ function App() {
             ? compared.every(n => runs[n]) &&
               html`<${Compare} key=${compared.join()} runs=${runs} parts=${compared} version=${version} />`
             : html`
-                <${View}
-                  key=${[view, ...parts].join("/")}
-                  id=${id}
-                  run=${run}
-                  parts=${parts.slice(1)}
-                  version=${version} />
+                <${Scale.Provider} value=${run.rewards}>
+                  <${View}
+                    key=${[view, ...parts].join("/")}
+                    id=${id}
+                    run=${run}
+                    parts=${parts.slice(1)}
+                    version=${version} />
+                <//>
               `
         }<//
       >

@@ -1,6 +1,6 @@
 // Runs beside each other: what differs in their configuration, plugins, curves and answers.
 import { address, go, html, place, restate, said, short, Trouble, useData, useKeys } from "slime/data";
-import { visible } from "slime/texts";
+import { visible } from "slime/signs";
 import { curve, look, Looks } from "slime/axes";
 import { heldOutName } from "slime/tiles";
 import { Chart, colorOf, dashOf } from "slime/charts";
@@ -134,6 +134,11 @@ export function Compare({ runs, parts, version }) {
   const still = drawn.filter(([, lines]) => constant(lines));
   const differ = data.prompts.filter(row => new Set(row.runs.map(one => one.reward)).size > 1);
   const ends = data.ends.filter(row => every || names.includes(row.name));
+  const evaluated = ends.find(row => row.name.startsWith("eval/"));
+  const steps = ends.find(row => row.name == "rollout/reward_mean") || ends.find(row => row.since != row.step);
+  const stepsOf = row => (row.since == row.step ? `step ${row.step}` : `steps ${row.since} to ${row.step}`);
+  // What is of other steps than the heading says, says so itself.
+  const other = row => row != evaluated && row != steps && ![evaluated, steps].some(one => one && one.step == row.step && one.since == row.since);
   const clear = ends.some(row => row.clear);
   const until = data.identical.every(step => step != null) ? Math.min(...data.identical) : null;
   const asLong = new Set(chosen.map(run => run.progress.done)).size == 1;
@@ -213,8 +218,8 @@ export function Compare({ runs, parts, version }) {
       <h2>
         Metrics at the end
         <small>
-          means of the last ten steps that all have, evaluations at the last; differences from the first run, with their
-          95 % interval${clear ? "; bold: larger than that" : ""}
+          ${steps && `means of ${stepsOf(steps)}, the last that all have; `}${evaluated && `held-out after ${evaluated.step} rollouts; `}differences
+          from the first run, with their 95 % interval${clear ? "; bold: larger than that" : ""}
         </small>
         <span class="right">
           <a href=${address("compare", parts, { ...place().params, every: every ? "" : "1" })}>${every ? "main ones" : "all"}</a>
@@ -232,7 +237,9 @@ export function Compare({ runs, parts, version }) {
             const [title, unit, factor] = wordsOf(row.name);
             return html`
               <tr>
-                <td title=${`${row.name}, until step ${row.step}`}>${every ? row.name : title}${unit && html` <span class="dim">${unit}</span>`}</td>
+                <td title=${`${row.name}, ${stepsOf(row)}`}>
+                  ${every ? row.name : title}${unit && html` <span class="dim">${unit}</span>`}${other(row) && html` <span class="dim">${stepsOf(row)}</span>`}
+                </td>
                 ${row.values.map(
                   (value, i) => html`<td>${short(+(factor * value).toPrecision(4))}${i > 0 && html`<div class="apart">${apart(row, i)}</div>`}</td>`,
                 )}

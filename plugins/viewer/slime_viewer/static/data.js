@@ -14,6 +14,24 @@ const number = (a, b, by) => {
   return x < y ? -1 : x > y ? 1 : 0;
 };
 
+const inOrder = sort => {
+  const by = sort.replace("-", "");
+  return [...fixed.samples].sort((a, b) => (sort[0] == "-" ? number(b, a, by) : number(a, b, by)));
+};
+
+// The groups that are in the file as a whole; of others, nothing is said.
+const groupsInFile = () =>
+  Object.fromEntries(
+    Object.entries(Object.groupBy(fixed.samples, one => one.group_key))
+      .filter(([key, some]) => some.length == fixed.sizes[key])
+      .map(([key, some]) => {
+        const rewards = some.map(one => one.reward).filter(value => value != null);
+        const mean = rewards.length ? rewards.reduce((a, b) => a + b) / rewards.length : null;
+        const passed = rewards.filter(value => value >= fixed.run.best).length;
+        return [key, { size: some.length, scored: rewards.length, mean, passed, rewards: some.map(one => one.reward) }];
+      }),
+  );
+
 const inFile = {
   runs: () => ({ runs: [fixed.run] }),
   run: () => fixed.run,
@@ -28,9 +46,13 @@ const inFile = {
     ),
   }),
   samples: ({ sort = "step", offset = 0, limit = 50 }) => {
-    const by = sort.replace("-", "");
-    const rows = [...fixed.samples].sort((a, b) => (sort[0] == "-" ? number(b, a, by) : number(a, b, by)));
-    return { q: "", total: rows.length, more: false, rows: rows.slice(offset, offset + limit) };
+    const rows = inOrder(sort);
+    return { q: "", total: rows.length, more: false, groups: groupsInFile(), rows: rows.slice(+offset, +offset + +limit) };
+  },
+  place: ({ sort, key }) => ({ place: inOrder(sort).findIndex(one => one.key == key) }),
+  beside: ({ sort, key, back }) => {
+    const rows = inOrder(sort);
+    return { beside: rows[rows.findIndex(one => one.key == key) + (back ? -1 : 1)] };
   },
   group: ({ key }) => {
     const samples = fixed.samples.filter(s => s.group_key == key);
@@ -50,6 +72,12 @@ const inFile = {
   },
   sample: ({ key }) => ({ sample: fixed.samples.find(s => s.key == key) }),
   panels: () => ({ panels: fixed.panels || [] }),
+  group_tokens: ({ key, column }) => {
+    const some = fixed.samples.filter(one => one.group_key == key && fixed.tokens?.[one.key]).map(one => [one.key, fixed.tokens[one.key]]);
+    const columns = [...new Set(some.flatMap(([, tokens]) => Object.keys(tokens.values)))];
+    const tokens = Object.fromEntries(some.filter(([, tokens]) => tokens.values[column]));
+    return { column, columns, own: some.flatMap(([, tokens]) => tokens.own), tokens, scales: fixed.scales };
+  },
   tokens: ({ key }) => ({ tokens: fixed.tokens?.[key] || null, scales: fixed.scales }),
   // How many the run has is not known here.
   prompt: ({ key }) => ({ samples: fixed.samples.filter(s => s.prompt == key), left_out: null }),
@@ -129,9 +157,26 @@ export function useKeys(keys) {
 }
 export const allKeys = () => [...bound].flatMap(keys => Object.entries(keys));
 
+// Who speaks to the computer, or presses keys by accident, can turn them off; the browser remembers it.
+let keys = true;
+try {
+  keys = localStorage.getItem("slime keys") != "off";
+} catch {
+  // It keeps nothing: they are on until they are turned off again.
+}
+export const keysAreOn = () => keys;
+export function turnKeys(on) {
+  keys = on;
+  try {
+    localStorage.setItem("slime keys", on ? "on" : "off");
+  } catch {
+    // See above.
+  }
+}
+
 addEventListener("keydown", event => {
   const typing = event.target.matches("input, textarea, select");
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!keys || event.ctrlKey || event.metaKey || event.altKey) return;
   // An open dialog keeps the keys to itself, but for the one that opens and closes it.
   if (event.key != "?" && document.querySelector("dialog[open]")) return;
   if (typing) {

@@ -1,7 +1,8 @@
 // One prompt through the run: its pass rate and reward at every visit, and the answers of two visits.
 import { address, go, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
-import { plain, Text } from "slime/texts";
-import { LeftOut, Prompt, Reward } from "slime/group";
+import { LeftOut } from "slime/group";
+import { Reward } from "slime/rewards";
+import { Answer, FormatChoice, Prompt, turnFormat } from "slime/turns";
 import { Chart } from "slime/charts";
 
 export function Visits({ id, run, parts: [key], version }) {
@@ -35,6 +36,7 @@ export function Visits({ id, run, parts: [key], version }) {
     k: ["earlier visit on the right", () => pick("b", b - 1)],
     J: ["later visit on the left", () => pick("a", a + 1)],
     K: ["earlier visit on the left", () => pick("a", a - 1)],
+    f: ["Markdown and LaTeX, or as it is written", turnFormat],
     Enter: ["open the group on the right", () => visits[b] && go(address("group", [id, visits[b].key]))],
   });
   if (!data) return error ? html`<${Trouble} text=${error} />` : html`<p class="dim">loading</p>`;
@@ -81,9 +83,7 @@ export function Visits({ id, run, parts: [key], version }) {
               <b><${Reward} of=${one.reward} /></b>
               <span class=${one.status}>${one.status}</span>
             </header>
-            <${Text}
-              text=${one.row?.response}
-              other=${name == "b" && visits[a].samples[i] ? plain(visits[a].samples[i].row?.response) : null} />
+            <${Answer} row=${one.row} other=${name == "b" ? visits[a].samples[i]?.row : null} />
           </article>
         `,
       )}
@@ -120,7 +120,10 @@ export function Visits({ id, run, parts: [key], version }) {
       ${
         visits.length > 1
           ? html`
-              <p class="dim">On the right, what differs from the answer beside it is marked.</p>
+              <p class="chips">
+                <span class="dim">On the right, what differs from the answer beside it is marked.</span>
+                <${FormatChoice} />
+              </p>
               <div class="two sides">${side(a, "a")}${side(b, "b")}</div>
             `
           : side(0, "a")

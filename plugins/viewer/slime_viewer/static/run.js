@@ -2,7 +2,7 @@
 import { useMemo, useRef, useState } from "preact/hooks";
 import { address, fixed, go, html, place, restate, short, Trouble, useData, useKeys } from "slime/data";
 import { curve, extent, look, Looks, resetZoom } from "slime/axes";
-import { visible } from "slime/texts";
+import { visible } from "slime/signs";
 import { Chart } from "slime/charts";
 import { Lanes } from "slime/lanes";
 import { Says } from "slime/says";
@@ -41,7 +41,7 @@ function Main({ id, run, data, reach }) {
       title=${main == MAIN ? "Reward" : "Loss"}
       hint=${main}
       lines=${lines}
-      height=${300}
+      height=${360}
       reach=${reach}
       ticks=${[...saved, ...alerted]}
       open=${open}

@@ -3,7 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { address, get, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
 import { lasting } from "slime/axes";
 import { counted, stateWords } from "slime/verdict";
-import { visible } from "slime/texts";
+import { visible } from "slime/signs";
 
 const COLUMNS = [
   ["name", "run"],

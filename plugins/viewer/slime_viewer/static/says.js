@@ -1,8 +1,10 @@
 // What the model says: a prompt of a rollout with its best and its worst answer. It stays while the run goes on.
 import { useEffect, useState } from "preact/hooks";
 import { address, html, short, Trouble, useData, useKeys } from "slime/data";
-import { plain, Text, visible } from "slime/texts";
-import { Reward } from "slime/group";
+import { plain, visible } from "slime/signs";
+import { Text } from "slime/texts";
+import { Reward } from "slime/rewards";
+import { Answer } from "slime/turns";
 
 export function Says({ id, run, version }) {
   const [step, setStep] = useState("");
@@ -26,7 +28,7 @@ export function Says({ id, run, version }) {
     <div class="answer" tabindex="0">
       <b>${title}</b>
       <span>reward <${Reward} of=${one.reward} />${one.status == "completed" ? "" : `, ${one.status}`}</span>
-      <${Text} text=${one.row?.response} />
+      <${Answer} row=${one.row} />
     </div>
   `;
   const row = data?.best?.row;

@@ -1,8 +1,8 @@
 // Numbers of one value a token: a heat map over an answer, and the most extreme tokens of a run.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { address, fixed, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
-import { visible } from "slime/texts";
-import { Reward } from "slime/group";
+import { visible } from "slime/signs";
+import { Reward } from "slime/rewards";
 
 // What the columns that slime writes mean; others are named by plugins.
 const MEANING = {
@@ -28,11 +28,13 @@ const NEUTRAL = { ratio: 1, correction: 1, loss_mask: 1, source: 0 };
 // What is smaller is no gap: rounding makes some.
 const LEAST = { gap: 0.01 };
 const SHOWN = 4000;
+// How much of the scale is far.
+const FAR = 0.5;
 
 // From where colours begin, and the distance from it that has the full colour: one scale for all answers of a run.
 function scaleOf(name, values, scales) {
   const known = [...values.filter(value => value != null), ...(scales?.[name] || [])];
-  const middle = name == "weight_version" ? Math.max(...known) : (NEUTRAL[name] ?? 0);
+  const middle = name == "weight_version" ? known.reduce((a, b) => Math.max(a, b), 0) : (NEUTRAL[name] ?? 0);
   return [middle, known.reduce((most, value) => Math.max(most, Math.abs(value - middle)), LEAST[name] || 0)];
 }
 
@@ -46,6 +48,22 @@ const written = (name, value) =>
 
 // A token's text: what is invisible in it is shown by signs, and a line break by one too.
 const piece = text => visible(text).replaceAll("\n", "⏎\n") || "∅";
+
+// What the colours mean: one scale for all answers of the run. `known`: the values that are shown.
+function Legend({ name, scale: [middle, most], known }) {
+  const ends = known.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+  return html`
+    <span class="scale right">
+      ${written(name, middle - most)}<i class="low"></i>${written(name, middle)}<i class="high"></i>
+      ${written(name, middle + most)}
+      <span>, one scale for the run; here ${written(name, ends[0])} to ${written(name, ends[1])}</span>
+    </span>
+  `;
+}
+
+// Besides its colour, a token that is far above the middle has a line over it, and one far below a line under it.
+const classOf = value => (!value ? "" : (value > 0 ? "high" : "low") + (Math.abs(value) >= FAR ? " far" : ""));
+const shade = value => (value ? { "--w": `${Math.round(12 + 68 * Math.abs(value))}%` } : {});
 
 // An answer with each token coloured by a column; the keys and a click move one token on.
 export function Heat({ tokens, scales, column, at, choose, move }) {
@@ -79,13 +97,7 @@ export function Heat({ tokens, scales, column, at, choose, move }) {
         <span class="dim">${MEANING[name] || "named by a plugin"}</span>
         ${
           known.length > 0 &&
-          html`
-            <span class="scale right">
-              ${written(name, middle - most)}<i class="low"></i>${written(name, middle)}<i class="high"></i>
-              ${written(name, middle + most)}
-              <span>, one scale for the run; here ${written(name, Math.min(...known))} to ${written(name, Math.max(...known))}</span>
-            </span>
-          `
+          html`<${Legend} name=${name} scale=${[middle, most]} known=${known} />`
         }
       </p>
       <pre class="heat" tabindex="0">
@@ -94,8 +106,8 @@ ${tokens.pieces
           .map(
             (text, i) =>
               html`<span
-                class=${`${strong[i] > 0 ? "high" : strong[i] < 0 ? "low" : ""}${mask[i] === 0 ? " masked" : ""}${i == now ? " at" : ""}`}
-                style=${strong[i] ? { "--w": `${Math.round(12 + 68 * Math.abs(strong[i]))}%` } : {}}
+                class=${`${classOf(strong[i])}${mask[i] === 0 ? " masked" : ""}${i == now ? " at" : ""}`}
+                style=${shade(strong[i])}
                 title=${`${i}: ${written(name, values[i])}`}
                 onClick=${() => move(i)}
                 >${piece(text)}</span
@@ -132,6 +144,41 @@ ${tokens.pieces
             </p>`
       }
     </div>
+  `;
+}
+
+// The choice of a column for all answers of a group, with its legend; `data`: that of the question "group_tokens".
+export function GroupColours({ data, column, choose }) {
+  const known = Object.values(data?.tokens || {}).flatMap(one => (one.values[column] || []).filter(value => value != null));
+  if (!data?.columns.length) return null;
+  return html`
+    <label>
+      Colour tokens by
+      <select aria-label="column of tokens" value=${column} onChange=${event => choose(event.target.value)}>
+        <option value="" selected=${!column}>nothing</option>
+        ${data.columns.map(
+          one => html`<option value=${one} selected=${one == column}>${visible(one)}${data.own.includes(one) ? " (plugin)" : ""}</option>`,
+        )}
+      </select>
+    </label>
+    ${known.length > 0 && html`<span class="dim">${MEANING[column] || "named by a plugin"}</span><${Legend} name=${column} scale=${scaleOf(column, known, data.scales)} known=${known} />`}
+  `;
+}
+
+// One answer of a group in the colours of a column.
+export function Coloured({ tokens, scales, column }) {
+  const values = tokens.values[column];
+  const strong = strengths(values, scaleOf(column, values, scales));
+  const mask = tokens.values.loss_mask || [];
+  return html`
+    <pre class="heat still" tabindex="0">
+${tokens.pieces
+        .slice(0, SHOWN)
+        .map(
+          (text, i) =>
+            html`<span class=${`${classOf(strong[i])}${mask[i] === 0 ? " masked" : ""}`} style=${shade(strong[i])} title=${`${i}: ${written(column, values[i])}`}>${piece(text)}</span>`,
+        )}</pre>
+    ${tokens.pieces.length > SHOWN && html`<p class="dim">The conversation has ${tokens.pieces.length - SHOWN} more tokens.</p>`}
   `;
 }
 

@@ -1,7 +1,7 @@
 // The verdict on a run, with its reasons, the way to the evidence, and the command that goes on with it.
-import { useState } from "preact/hooks";
 import { address, fixed, html, place } from "slime/data";
-import { visible } from "slime/texts";
+import { visible } from "slime/signs";
+import { Copy } from "slime/texts";
 
 // The one count of steps: "37 of 400 steps".
 export const counted = ({ done, total }) =>
@@ -14,24 +14,13 @@ export const stateWords = state =>
 
 const SIGNS = { healthy: "✓", look: "!", unknown: "?", unfinished: "×" };
 
-export function Copied({ text }) {
-  const [done, set] = useState(false);
-  const copy = () => navigator.clipboard?.writeText(text).then(() => set(true), () => set(false));
-  return html`
-    <div class="command">
-      <code>${visible(text)}</code>
-      <button onClick=${copy}>${done ? "copied" : "copy"}</button>
-    </div>
-  `;
-}
-
 export function Verdict({ id, run, at }) {
   const { verdict } = run;
   return html`
     <div class=${"verdict " + verdict.state}>
       <h1><span class="sign" aria-hidden="true">${SIGNS[verdict.state]}</span>${verdict.title}</h1>
       ${verdict.reasons.map(text => html`<p>${visible(text)}</p>`)}
-      ${verdict.command && html`<${Copied} text=${verdict.command} />`}
+      ${verdict.command && html`<div class="command"><code>${visible(verdict.command)}</code><${Copy} text=${verdict.command} what="the command" /></div>`}
       ${verdict.command_note && html`<p class="dim">${visible(verdict.command_note)}</p>`}
       ${
         verdict.alerts.length > 0 &&

@@ -1,0 +1,130 @@
+"""What a filter finds, as a whole: means, rewards over the steps, groups, and what is next to a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from slime_viewer import queries
+from slime_viewer.filters import Condition
+from slime_viewer.index import RunIndex
+from slime_viewer.queries import Found
+
+#: columns of a histogram, and rows if rewards have many values
+_COLUMNS, _ROWS = 60, 8
+#: rewards of a group that are told one by one
+_TOLD = 64
+
+
+def means(index: RunIndex, condition: Condition) -> dict[str, float | None]:
+    """Of the samples that a filter finds: mean reward and tokens, and the share that was cut off."""
+    rows, parameters = queries.source(condition)
+    chosen = f"SELECT avg(reward), avg(tokens), avg(status IS 'truncated') {rows}"
+    [(reward, tokens, cut)] = index.query(chosen, parameters)
+    return {"reward": reward, "tokens": tokens, "cut": cut}
+
+
+def histogram(index: RunIndex, condition: Condition) -> dict[str, Any]:
+    """How the rewards of the samples that a filter finds are spread, over the steps.
+
+    Returns:
+        `steps`: first and last step of each column. `levels`: lowest and highest reward of each row, the lowest row
+        first; each reward has a row of its own if there are few. `counts`: by column and row.
+    """
+    rows, parameters = queries.source(condition & Condition("reward NOT NULL AND step NOT NULL"))
+    ends = f"SELECT min(step), max(step), min(reward), max(reward) {rows}"
+    [(first, last, low, high)] = index.query(ends, parameters)
+    if first is None:
+        return {"steps": [], "levels": [], "counts": []}
+    wide = -(-(last - first + 1) // _COLUMNS)
+    by_value = f"SELECT (step - ?) / ? AS place, reward, count(*) {rows} GROUP BY place, reward LIMIT ?"
+    most = _ROWS * _COLUMNS + 1
+    found = index.query(by_value, (first, wide, *parameters, most))
+    values = sorted({value for _, value, _ in found})
+    if len(found) < most and len(values) <= _ROWS:
+        levels = [(value, value) for value in values]
+        placed: Iterable[tuple[int, int, int]] = ((place, values.index(value), n) for place, value, n in found)
+    else:
+        size = (high - low) / _ROWS
+        levels = [(low + n * size, low + (n + 1) * size) for n in range(_ROWS)]
+        by_level = (
+            f"SELECT (step - ?) / ? AS place, min(cast((reward - ?) / ? AS INT), ?) AS level, count(*) {rows}"
+            " GROUP BY place, level"
+        )
+        placed = index.query(by_level, (first, wide, low, size, _ROWS - 1, *parameters))
+    counts = [[0] * len(levels) for _ in range((last - first) // wide + 1)]
+    for place, level, number in placed:
+        counts[place][level] = number
+    steps = [(first + n * wide, min(last, first + (n + 1) * wide - 1)) for n in range(len(counts))]
+    return {"steps": steps, "levels": levels, "counts": counts}
+
+
+def groups_of(index: RunIndex, found: Iterable[Found]) -> dict[str, dict[str, Any]]:
+    """Of the groups of some samples: how many samples they have, their rewards, and how many are the run's highest."""
+    [(best,)] = index.query("SELECT max(reward) FROM samples INDEXED BY by_kind WHERE kind = 'train'")
+    told: dict[str, dict[str, Any]] = {}
+    for key in dict.fromkeys(one.group_key for one in found):
+        condition = queries.of_group(key)
+        sums = f"SELECT count(*), count(reward), avg(reward), sum(reward >= ?) FROM samples WHERE {condition.sql}"
+        [(size, scored, mean, passed)] = index.query(sums, (best, *condition.parameters))
+        some = f"SELECT reward FROM samples WHERE {condition.sql} ORDER BY line LIMIT {_TOLD}"
+        rewards = [reward for (reward,) in index.query(some, condition.parameters)]
+        told[key] = {"size": size, "scored": scored, "mean": mean, "passed": passed, "rewards": rewards}
+    return told
+
+
+def beside(index: RunIndex, condition: Condition, sort: str, key: str, *, back: bool) -> Found | None:
+    """The sample that follows another one in what a filter finds, or precedes it; None at an end.
+
+    The other one need not be found by the filter itself. Raises `DataError` if samples cannot be sorted so.
+    """
+    column, down = queries.sorting(sort)
+    if (here := _number_and_value(index, key, column)) is None:
+        return None
+    number, value = here
+    some = queries.first(index, condition, column)
+    if len(some) <= queries.COUNTED:
+        order = queries.ordered({*some, here}, down)
+        at = order.index(number) + (-1 if back else 1)
+        following = order[at : at + 1] if at >= 0 else []
+    else:
+        following = []
+        for more, values in _parts(column, number, value, up=down == back, back=back):
+            turn = "ASC" if down == back else "DESC"
+            order_by = f"ORDER BY samples.{column} {turn}, samples.id {turn} LIMIT 1"
+            fits, parameters = queries.where(condition)
+            rows = index.query(f"SELECT id FROM samples WHERE {fits} AND {more} {order_by}", (*parameters, *values))
+            if following := [found for (found,) in rows]:
+                break
+    return next(iter(queries.numbered(index, following)), None)
+
+
+def place(index: RunIndex, condition: Condition, sort: str, key: str) -> int | None:
+    """How many samples precede one in what a filter finds; None if it is not found itself. Raises `DataError`."""
+    column, down = queries.sorting(sort)
+    if (here := _number_and_value(index, key, column)) is None:
+        return None
+    some = queries.first(index, condition, column)
+    if len(some) <= queries.COUNTED:
+        return queries.ordered(some, down).index(here[0]) if here in some else None
+    if not queries.count(index, condition & Condition("samples.id = ?", (here[0],))):
+        return None
+    before = _parts(column, *here, up=down, back=True)
+    return sum(queries.count(index, condition & Condition(more, values)) for more, values in before)
+
+
+def _number_and_value(index: RunIndex, key: str, column: str) -> tuple[int, Any] | None:
+    file, _, line = key.rpartition(":")
+    here = f"SELECT samples.id, {column} FROM samples WHERE file = (SELECT id FROM files WHERE name = ?) AND line = ?"
+    found = index.query(here, (f"{file}.jsonl", queries.whole_number(line)))
+    return (found[0][0], found[0][1]) if found else None
+
+
+def _parts(column: str, number: int, value: Any, *, up: bool, back: bool) -> list[tuple[str, tuple[Any, ...]]]:
+    """Conditions of what is on one side of a sample, the nearest part first; samples without a value come last."""
+    sign, missing = ">" if up else "<", f"samples.{column} IS NULL"
+    if value is None:
+        rest = [(f"samples.{column} NOT NULL", ())] if back else []
+        return [(f"{missing} AND samples.id {sign} ?", (number,)), *rest]
+    rest = [] if back else [(missing, ())]
+    return [(f"(samples.{column}, samples.id) {sign} (?, ?)", (value, number)), *rest]
