@@ -99,6 +99,7 @@ def timed(ask: Callable[[], Any], repeat: int) -> tuple[float, float]:
 def questions(key: str, prompt: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """What is asked, by what a person does."""
     table = {"sort": "step", "limit": 50}
+    sample = f"{key.partition('/')[0]}:3"
     filters = {
         "a word in one sample": "unique",
         "a word in one of a thousand": "unusual",
@@ -121,6 +122,10 @@ def questions(key: str, prompt: str) -> dict[str, tuple[str, dict[str, Any]]]:
         "a word, sorted by reward": ("samples", {**table, "q": f"kind:train {WORDS[0]}", "sort": "-reward"}),
         "sort by tokens": ("samples", {**table, "q": "kind:train", "sort": "tokens"}),
         "page 10,000": ("samples", {**table, "q": "kind:train", "offset": 500_000}),
+        "rewards over the steps": ("histogram", {"q": "kind:train"}),
+        "rewards over the steps, of a word": ("histogram", {"q": f"kind:train {WORDS[0]}"}),
+        "place of a sample in a result": ("place", {"q": "kind:train", "sort": "-reward", "key": sample}),
+        "the next sample of a result": ("beside", {"q": "kind:train", "sort": "-reward", "key": sample}),
         "a group": ("group", {"key": key}),
         "one prompt through the run": ("prompt", {"key": prompt}),
     }
