@@ -10,9 +10,9 @@ import logging
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import slime.plugin as sp
-from slime.config import RunConfig
 from slime.errors import SlimeError, disk_problem
 from slime_viewer.watch import RewardWatch
 
@@ -25,7 +25,7 @@ _watched: dict[Path, RewardWatch] = {}
 
 
 @sp.hookimpl
-def slime_run_started(run_dir: Path, config: RunConfig) -> None:
+def slime_run_started(run_dir: Path, config: Any) -> None:
     if not config.run.quiet:
         print(f"in the browser: {_page_of(run_dir)}", flush=True)
     _watched.clear()
