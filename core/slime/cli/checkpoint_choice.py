@@ -14,8 +14,10 @@ from slime.errors import CheckpointError, ConfigError
 from slime.plugin.architecture import Architecture
 from slime.run.checkpoint.files import make_folder, read_description, sync_folder, writing_checkpoint
 from slime.run.checkpoint.identity import PROMPT_FILES, data_order, describe_model
+from slime.run.checkpoint.megatron import megatron_part
 from slime.run.checkpoint.read import IS_CHECKPOINT, LATEST, Checkpoint, checkpoints_in, newest_intact, number_of
 from slime.run.checkpoint.save import point_latest
+from slime.shops import import_shop
 
 
 def intact_checkpoint(folder: Path, command: str) -> Checkpoint:
@@ -118,6 +120,34 @@ def require_continuable(checkpoint: Checkpoint, config: RunConfig) -> None:
             f" {config.num_rollout}: nothing is left to do. Raise --num-rollout, the total number of rollouts,"
             " or export the model with --save-hf."
         )
+
+
+def require_initial(folder: Path, config: RunConfig, model: tuple[Architecture, Path] | None) -> None:
+    """Check that a new run can take its first weights from a checkpoint of slime, or of Megatron-LM.
+
+    Args:
+        folder: The folder of --initial-megatron-checkpoint.
+        config: The run.
+        model: What it trains, and the model's folder; None if that is not known.
+
+    Raises:
+        CheckpointError: They are damaged, or another model's.
+        ConfigError: The run trains adapters.
+    """
+    flag = "--initial-megatron-checkpoint"
+    part = megatron_part(folder)
+    if part is None:
+        checkpoint = intact_checkpoint(folder, f"{flag} {{}}")
+        if model is not None:
+            require_model(checkpoint, *model)
+        return
+    if config.lora.asked:
+        raise ConfigError(
+            f"{flag} {folder}: a checkpoint of Megatron-LM has no adapters, and a run with --lora-rank reads nothing"
+            " else. The weights under them are those of --hf-checkpoint"
+        )
+    if model is not None:
+        import_shop("slime_planner.checkpoint_weights", flag).CheckpointWeights(part, model[0])
 
 
 def require_model(checkpoint: Checkpoint, model: Architecture, folder: Path) -> None:

@@ -19,6 +19,7 @@ from slime.cli.checkpoint_choice import (
     later_checkpoints,
     other_reference,
     require_continuable,
+    require_initial,
     require_model,
 )
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
@@ -316,10 +317,8 @@ def _check_checkpoints(
         require_export_folder(config)
     if config.checkpoint.initial_megatron_checkpoint is not None:
         with _collected(problems):
-            flag = "--initial-megatron-checkpoint"
-            initial = intact_checkpoint(Path(config.checkpoint.initial_megatron_checkpoint), f"{flag} {{}}")
-            if model is not None:
-                require_model(initial, model.architecture, model.folder)
+            initial = Path(config.checkpoint.initial_megatron_checkpoint)
+            require_initial(initial, config, None if model is None else (model.architecture, model.folder))
     if config.checkpoint.load is None:
         return None
     found: Checkpoint | Fallback | None = None

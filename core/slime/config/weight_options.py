@@ -33,7 +33,7 @@ class CheckpointOptions(Section):
     """Look for NaN and infinity in a sample of every tensor of the model folders, or in all their numbers, before the
     start."""
     initial_megatron_checkpoint: PathText | None = None
-    """Start from the weights of this slime checkpoint, with a new optimizer."""
+    """Start from the weights of this checkpoint, slime's or Megatron-LM's (torch_dist), with a new optimizer."""
     ref_load: PathText | None = None
     """Hugging Face folder of the reference model; default: the initial weights."""
     save: PathText | None = None

@@ -22,6 +22,7 @@ from slime.observe.timing import timed
 from slime.registry.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout, add_versions
+from slime.run.checkpoint.megatron import initial_part
 from slime.run.checkpoint.read import Checkpoint, read_checkpoint
 from slime.run.checkpoint.retention import Retention
 from slime.run.checkpoint.save import Saver, save_model, writer_for
@@ -213,7 +214,7 @@ class Run:
     def _load(self, checkpoint: Checkpoint | None) -> None:
         # Loaded on resume as well: they are the frozen reference if the checkpoint has none.
         if (folder := self.config.checkpoint.initial_megatron_checkpoint) is not None:
-            initial = read_checkpoint(Path(folder)).trainer_part
+            initial = initial_part(Path(folder))
             self._trainer.begin(TrainerProcess.load, initial, True, doing=f"loading {initial}").wait()
         if checkpoint is None:
             return

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import pickle
 import queue
+import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,10 +37,13 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
 from slime.errors import CheckpointError, CheckpointWriteError, disk_problem, one_line
-from slime.train.checkpoint_reader import blame, require_complete, without_code
+from slime.train.checkpoint_reader import METADATA, blame, read_metadata, require_complete, without_code
 from slime.train.lora import saved_part
 
 _WRITER = filesystem_async.FileSystemWriterAsync
+
+#: how the name of a tensor of one layer begins
+_OF_A_LAYER = re.compile(r"decoder\.layers\.\d+\.")
 
 #: writes a state, made of Megatron's sharded tensors, to a folder (collective)
 Write: TypeAlias = Callable[[Path, dict[str, Any]], None]
@@ -176,11 +180,12 @@ def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
     Raises:
         CheckpointError: The folder is not such a checkpoint, or does not fit the model.
     """
-    state = _model_state(chunks)
+    with _blaming(folder):
+        state = _model_state(chunks, by_layer=weights_only and _keeps_layers_apart(folder))
     if not weights_only:
         state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), is_loading=True, metadata=_metadata())
     with _blaming(folder):
-        loaded = _read(folder, state)
+        loaded = _read(folder, state, with_common=not weights_only)
         _put_into(chunks, loaded)
         with torch.no_grad():
             if weights_only:
@@ -229,9 +234,16 @@ def attributed(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _read(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+def _keeps_layers_apart(folder: Path) -> bool:
+    """Whether each layer of a checkpoint has its own tensors. Otherwise those of all layers are stacked."""
     require_complete(folder)
-    with without_code(folder) as common:
+    return any(map(_OF_A_LAYER.match, read_metadata(folder / METADATA).state_dict_metadata))
+
+
+def _read(folder: Path, state: dict[str, Any], *, with_common: bool = True) -> dict[str, Any]:
+    """Read `state`. Who wants only weights leaves out what is not sharded: Megatron-LM keeps its arguments there."""
+    require_complete(folder)
+    with without_code(folder, with_common=with_common) as common:
         loaded: dict[str, Any] = dist_checkpointing.load(
             state, str(folder), sharded_strategy=TorchDistLoadShardedStrategy(), common_strategy=common
         )
@@ -297,9 +309,10 @@ def _model_key(number: int, chunks: list[Any]) -> str:
     return "model" if len(chunks) == 1 else f"model{number}"
 
 
-def _model_state(chunks: list[Any]) -> dict[str, Any]:
+def _model_state(chunks: list[Any], *, by_layer: bool = False) -> dict[str, Any]:
+    metadata = _metadata() | {"non_homogeneous_layers": by_layer}
     return {
-        _model_key(number, chunks): saved_part(chunk).sharded_state_dict(metadata=_metadata())
+        _model_key(number, chunks): saved_part(chunk).sharded_state_dict(metadata=metadata)
         for number, chunk in enumerate(chunks)
     }
 

@@ -56,8 +56,12 @@ _CLASSES = {
 
 
 @contextmanager
-def without_code(folder: Path) -> Iterator[TorchCommonLoadStrategy]:
+def without_code(folder: Path, *, with_common: bool = True) -> Iterator[TorchCommonLoadStrategy]:
     """Inside the body `dist_checkpointing.load` runs no code from `folder`, if it uses the strategy given here.
+
+    Args:
+        folder: The checkpoint.
+        with_common: Whether to read what is not sharded, too.
 
     Raises:
         CheckpointError: As `read_metadata` does.
@@ -68,7 +72,7 @@ def without_code(folder: Path) -> Iterator[TorchCommonLoadStrategy]:
     stock._get_filesystem_reader = lambda folder, **_: _Reader(folder, metadata)
     stock.MCoreLoadPlanner = partial(_Planner, folder)
     try:
-        yield _CommonReader()
+        yield _CommonReader(with_common=with_common)
     finally:
         stock._get_filesystem_reader = reader
         stock.MCoreLoadPlanner = planner
@@ -194,5 +198,11 @@ class _Planner(stock.MCoreLoadPlanner):  # type: ignore[misc]  # Megatron is unt
 class _CommonReader(TorchCommonLoadStrategy):  # type: ignore[misc]  # Megatron is untyped
     """Reads what is not sharded. Stock, an environment variable can turn `weights_only` off."""
 
+    def __init__(self, *, with_common: bool) -> None:
+        super().__init__()
+        self._with_common = with_common
+
     def load_common(self, checkpoint_dir: str | Path) -> Any:
+        if not self._with_common:
+            return {}
         return read_tensors(Path(checkpoint_dir) / _COMMON, Path(checkpoint_dir) / _COMMON)

@@ -325,7 +325,7 @@ def _thudm(work: Translator) -> None:
         elif option.name == "save-hf":
             work.say(option.name, option.name, option.value.replace("{rollout_id}", "{rollout}"))
         elif option.name in ("ref-load", "load") and "torch_dist" in option.value:
-            work.by_hand(option.name, "a checkpoint of Megatron: --hf-checkpoint reads the model's Hugging Face folder")
+            work.by_hand(option.name, "a checkpoint of Megatron: --initial-megatron-checkpoint reads its weights")
         else:
             continue
     if not work.get("label-key"):
