@@ -180,3 +180,10 @@ def test_help_lists_the_evaluation_options(slime: Slime) -> None:
     assert "usage: slime eval" in out and "--eval-pass-k" in out and "[[evaluation.sets]]" in out
     assert "--eval-interval" not in out
     assert "eval " in slime("--help").out
+
+
+def test_resume_is_said_to_be_an_option_of_training(slime: Slime, loop: Loop, checkpoint: Path) -> None:
+    for words in (("--resume", "outputs/run"), (str(checkpoint), "--resume", "auto")):
+        ended = slime("eval", *words)
+        assert (ended.code, ended.out, loop.calls) == (2, "", [])
+        assert ended.err == "slime: error: unknown flag --resume. It is an option of slime train.\n"

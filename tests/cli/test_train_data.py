@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Slime
 from tests.support.prompt_files import FORMATS, numbered, write_rows
 
-from slime.cli import preflight_data
+from slime.cli import output, preflight_data
 from slime.cli.preflight_data import PromptSet, look
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_source import parse_source
@@ -36,6 +36,17 @@ def test_every_format_is_counted(dry_run: Slime, kind: str, tmp_path: Path) -> N
     ended = dry_run("--prompt-data", f"{path}@[5:]")
     assert ended.code == 0, ended.err
     assert data_lines(ended.out) == [f"training: {path}@[5:]: 115 rows, longest prompt 4 of at most 56 tokens"]
+
+
+def test_a_dry_run_that_takes_long_says_what_it_reads(
+    dry_run: Slime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(tmp_path, "jsonl", numbered(120))
+    assert "slime: reading" not in dry_run("--prompt-data", f"{path}").err
+    monkeypatch.setattr(output, "_SOON_S", -1.0)
+    ended = dry_run("--prompt-data", f"{path}")
+    assert f"slime: reading {path.name}: 1 block" in ended.err
+    assert re.search(r"slime: reading the weights of --hf-checkpoint \S+: \d+ tensors", ended.err), ended.err
 
 
 def test_each_file_is_listed_with_its_share(dry_run: Slime, tmp_path: Path) -> None:

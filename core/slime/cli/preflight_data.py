@@ -6,8 +6,10 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from slime.cli.output import progress
 from slime.cli.preflight_model import ModelFacts
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
@@ -27,6 +29,8 @@ WHOLE = 1024
 SAMPLED = 64
 #: row groups that are read of a large Parquet file, where reading a piece means reading its whole group
 _GROUPS = 8
+#: rows after which it is told how far the reading is
+_TOLD_EVERY = 256
 #: tokens of an engine's memory that a request needs beside its response: those that SGLang keeps free, and one
 _BESIDE_RESPONSE = 8
 
@@ -194,14 +198,19 @@ def look(
         DataError: A row may not be left out, a prompt has a token that the model does not know, or no row is left.
     """
     facts = DataFacts(prompts.name, source, limit, prompts.rest_checked)
-    with contextlib.closing(_opened(source, prompts)) as reader:
+    with (
+        contextlib.closing(_opened(source, prompts)) as reader,
+        progress(f"reading {Path(source.path).name}:", "block") as tell,
+    ):
         jobs, whole = _jobs(reader)
         facts.names = reader.names()
         labels: dict[int, str | None] = {}
         first_bad = ""
         ids: set[str | int] = set()
         work = Work([reader], tokenizer if limit else None, prompts.form, limit or None)
-        for drawn in (one for job in jobs for one in work.perform(job)):
+        for done, drawn in ((done, one) for done, job in enumerate(jobs) for one in work.perform(job)):
+            if facts.rows % _TOLD_EVERY == 0:
+                tell(done, len(jobs))
             facts.rows += 1
             row = drawn.row
             if not isinstance(row, BadRow):

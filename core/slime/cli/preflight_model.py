@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime.cli.output import progress
 from slime.cli.text_layout import count
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
@@ -179,7 +180,9 @@ def weight_problems(model: ModelFacts, option: str, *, everything: bool, backbon
     readable = {name: tensor for name, tensor in used.items() if tensor.dtype in (*FLOATS, FP8)}
     scales = {scale_of(name): stored.get(scale_of(name)) for name, tensor in used.items() if tensor.dtype == FP8}
     readable |= {name: tensor for name, tensor in scales.items() if tensor is not None and tensor.dtype in FLOATS}
-    if wrong := list(not_finite(readable, everything=everything)):
+    with progress(f"reading the weights of {where}:", "tensor") as tell:
+        wrong = list(not_finite(readable, everything=everything, tell=tell))
+    if wrong:
         yield (
             f"{where} has NaN or infinity in {len(wrong)} tensors: {first_names(wrong)}. Every loss would be NaN:"
             " the model was damaged when it was trained, converted or copied"

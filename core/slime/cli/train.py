@@ -32,6 +32,7 @@ from slime.config.flags import MEGATRON, SGLANG
 from slime.config.run_file import with_absolute_paths
 from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 from slime.errors.redaction import redacted
+from slime.observe.abandoned import set_aside_records
 from slime.observe.samples import write_whole
 from slime.run.checkpoint.read import read_checkpoint
 from slime.shops import import_shop
@@ -137,8 +138,11 @@ class _Beginning:
         self._lock.write()
         for note in self._notes:
             logger.info("note: %s", note)
-        if (load := attempted.checkpoint.load) is not None:
-            self.aside = set_aside_later(attempted, read_checkpoint(Path(load))) or self.aside
+        start = None if (load := attempted.checkpoint.load) is None else read_checkpoint(Path(load))
+        if start is not None:
+            self.aside = set_aside_later(attempted, start) or self.aside
+        if (records := set_aside_records(self._folder, 0 if start is None else start.rollouts_done)) is not None:
+            logger.info("what an earlier attempt recorded after that is in %s", records)
 
 
 def _train(checked: Preflight, argv: Sequence[str], started: time.struct_time, begins: _Beginning) -> int:

@@ -36,6 +36,7 @@ CONTENTS: tuple[tuple[str, str], ...] = (
     ("plugins.json", "the plugins of the run, with versions"),
     ("metrics.jsonl", "every number of every step"),
     ("events.out.tfevents.*", "for TensorBoard: tensorboard --logdir {parent}"),
+    ("abandoned_*", "what earlier attempts recorded of steps that were taken again"),
     ("rollouts", "every sample: prompt, response, label, reward, status"),
     ("checkpoints", "saved states of the run"),
     ("hf", "the trained model in Hugging Face format"),

@@ -6,11 +6,12 @@ A header is read in a millisecond, whatever the size of the file, so a damaged m
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -167,16 +168,20 @@ def _tensor(path: Path, entry: dict[str, Any], start: int) -> StoredTensor:
     return StoredTensor(path, str(entry["dtype"]), shape, start + int(begin), start + int(end))
 
 
-def not_finite(tensors: dict[str, StoredTensor], *, everything: bool) -> Iterator[str]:
+def not_finite(
+    tensors: dict[str, StoredTensor], *, everything: bool, tell: Callable[[int, int], object] = lambda *_: None
+) -> Iterator[str]:
     """Names of tensors that contain NaN or infinity.
 
     Args:
         tensors: The tensors to look at.
         everything: Read them completely, instead of evenly spaced pieces of each.
+        tell: Called before each with the number that was looked at, and their number.
 
     Raises:
         CheckpointError: A file cannot be read.
     """
+    done = itertools.count()
     by_file: dict[Path, list[tuple[str, StoredTensor]]] = {}
     for name, tensor in tensors.items():
         by_file.setdefault(tensor.path, []).append((name, tensor))
@@ -184,6 +189,7 @@ def not_finite(tensors: dict[str, StoredTensor], *, everything: bool) -> Iterato
         try:
             with path.open("rb") as file:
                 for name, tensor in sorted(held, key=lambda one: one[1].begin):
+                    tell(next(done), len(tensors))
                     if any(_has_wrong(file, tensor, *piece) for piece in _pieces(tensor, everything=everything)):
                         yield name
         except OSError as error:

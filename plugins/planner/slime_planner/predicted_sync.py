@@ -141,8 +141,8 @@ def _gathered(config: RunConfig, model: Architecture) -> tuple[float, float]:
         / pipeline
         * (dense * size * min(1.0, node / tensor) + experts * size * min(1.0, node / experts_over) + frozen * 4)
     )
-    held = rank_memory(config, model)[0].weights
-    return max(0.0, on_node - held), weight_bytes(config, model) - max(on_node, held)
+    held = rank_memory(config, model)[0].weights  # with adapters more than what is sent
+    return max(0.0, on_node - held), max(0.0, weight_bytes(config, model) - max(on_node, held))
 
 
 def _size(config: RunConfig) -> int:

@@ -79,6 +79,12 @@ def test_one_rank_gathers_nothing_and_shares_with_each_engine() -> None:
     assert broadcast.seconds == pytest.approx(449.6), "on one machine nothing crosses the network"
 
 
+def test_adapters_that_a_rank_holds_beside_the_weights_are_not_gathered_from_anywhere() -> None:
+    """They are merged: what is sent is the model alone."""
+    run = config("--actor-num-nodes", "1", "--actor-num-gpus-per-node", "1", "--lora-rank", "8")
+    assert set(bytes_of(run, model(), "tensor")) == {"copying to shared memory", "loading by the engines"}
+
+
 def test_lines_name_the_assumptions() -> None:
     first, second = sync_lines(
         sync_table.config_of("glm4.5-355B-A32B"), sync_table.architecture(sync_table.published("glm4.5-355B-A32B"))
