@@ -10,8 +10,9 @@ from slime_viewer.filters import Condition
 from slime_viewer.index import RunIndex
 from slime_viewer.queries import Found
 
-#: columns of a histogram, and rows if rewards have many values
-_COLUMNS, _ROWS = 60, 8
+#: columns of a histogram, rows if rewards have many values, and from how many pairs of step and reward on SQLite places
+#: them
+_COLUMNS, _ROWS, _VALUES = 60, 8, 20_000
 #: rewards of a group that are told one by one
 _TOLD = 64
 
@@ -29,34 +30,50 @@ def histogram(index: RunIndex, condition: Condition) -> dict[str, Any]:
 
     Returns:
         `steps`: first and last step of each column. `levels`: lowest and highest reward of each row, the lowest row
-        first; each reward has a row of its own if there are few. `counts`: by column and row.
+        first; each reward has a row of its own if there are few. `counts`: by column and row. All are empty if there
+        are no rewards, or very many samples were found by words, which would take seconds.
     """
+    none: dict[str, Any] = {"steps": [], "levels": [], "counts": []}
     rows, parameters = queries.source(condition & Condition("reward NOT NULL AND step NOT NULL"))
-    ends = f"SELECT min(step), max(step), min(reward), max(reward) {rows}"
-    [(first, last, low, high)] = index.query(ends, parameters)
-    if first is None:
-        return {"steps": [], "levels": [], "counts": []}
-    wide = -(-(last - first + 1) // _COLUMNS)
-    by_value = f"SELECT (step - ?) / ? AS place, reward, count(*) {rows} GROUP BY place, reward LIMIT ?"
-    most = _ROWS * _COLUMNS + 1
-    found = index.query(by_value, (first, wide, *parameters, most))
-    values = sorted({value for _, value, _ in found})
-    if len(found) < most and len(values) <= _ROWS:
-        levels = [(value, value) for value in values]
-        placed: Iterable[tuple[int, int, int]] = ((place, values.index(value), n) for place, value, n in found)
+    if len(queries.first(index, condition, "step")) > queries.COUNTED:
+        if condition.phrase:
+            return none
+        # By its own choice, SQLite would read the rows of all samples.
+        rows = rows.replace("FROM samples", "FROM samples INDEXED BY by_kind", 1)
+    by_value = f"SELECT step, reward, count(*) {rows} GROUP BY reward, step LIMIT {_VALUES}"
+    found = index.query(by_value, parameters)
+    if not found:
+        return none
+    if len(found) < _VALUES:
+        first, last = min(step for step, *_ in found), max(step for step, *_ in found)
+        low, high = min(reward for _, reward, _ in found), max(reward for _, reward, _ in found)
     else:
-        size = (high - low) / _ROWS
-        levels = [(low + n * size, low + (n + 1) * size) for n in range(_ROWS)]
+        ends = f"SELECT min(step), max(step), min(reward), max(reward) {rows}"
+        [(first, last, low, high)] = index.query(ends, parameters)
+    wide, size = -(-(last - first + 1) // _COLUMNS), (high - low) / _ROWS
+    levels = sorted({reward for _, reward, _ in found})
+    few = len(found) < _VALUES and len(levels) <= _ROWS
+
+    def row(reward: float) -> int:
+        return levels.index(reward) if few else min(int((reward - low) / size), _ROWS - 1)
+
+    if len(found) < _VALUES:
+        placed = [((step - first) // wide, row(reward), number) for step, reward, number in found]
+    else:
         by_level = (
             f"SELECT (step - ?) / ? AS place, min(cast((reward - ?) / ? AS INT), ?) AS level, count(*) {rows}"
             " GROUP BY place, level"
         )
         placed = index.query(by_level, (first, wide, low, size, _ROWS - 1, *parameters))
-    counts = [[0] * len(levels) for _ in range((last - first) // wide + 1)]
+    ranges = [(low + n * size, low + (n + 1) * size) for n in range(_ROWS)]
+    counts = [[0] * (len(levels) if few else _ROWS) for _ in range((last - first) // wide + 1)]
     for place, level, number in placed:
-        counts[place][level] = number
-    steps = [(first + n * wide, min(last, first + (n + 1) * wide - 1)) for n in range(len(counts))]
-    return {"steps": steps, "levels": levels, "counts": counts}
+        counts[place][level] += number
+    return {
+        "steps": [(first + n * wide, min(last, first + (n + 1) * wide - 1)) for n in range(len(counts))],
+        "levels": [(level, level) for level in levels] if few else ranges,
+        "counts": counts,
+    }
 
 
 def groups_of(index: RunIndex, found: Iterable[Found]) -> dict[str, dict[str, Any]]:

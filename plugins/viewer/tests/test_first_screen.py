@@ -28,7 +28,10 @@ pytestmark = [
 ]
 
 STEPS = 12
-PLACES = ("run/0", "run/1", "samples/1", "group/1/000003%2F10", "sample/1/000003%3A5", "compare/0/1", "tokens/1")
+PLACES = (
+    *("run/0", "run/1", "samples/1", "samples/1?q=carry&sort=reward", "group/1/000003%2F10?q=carry&sort=-step"),
+    *("group/1/000003%2F10?f=1", "sample/1/000003%3A5", "compare/0/1", "tokens/1"),
+)
 CONFIG = "[rollout]\nnum_rollout = 400\n"
 
 

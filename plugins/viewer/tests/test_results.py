@@ -61,7 +61,7 @@ def test_from_a_sample_that_a_filter_does_not_find_the_walk_goes_to_the_nearest(
     assert results.beside(index, condition, "step", "000099:1", back=False) is None
 
 
-def test_a_histogram_counts_the_rewards_of_each_step(index: RunIndex) -> None:
+def test_a_histogram_counts_the_rewards_of_each_step(index: RunIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     told = results.histogram(index, read_filter("kind:train"))
     expected = [
         Counter(rising(step, group, sample) for group in range(GROUPS) for sample in range(SAMPLES))
@@ -71,9 +71,16 @@ def test_a_histogram_counts_the_rewards_of_each_step(index: RunIndex) -> None:
     assert told["levels"] == [(0.0, 0.0), (1.0, 1.0)]
     assert told["counts"] == [[one[0.0], one[1.0]] for one in expected]
     assert results.histogram(index, read_filter("step>100"))["steps"] == []
+    monkeypatch.setattr(queries, "COUNTED", 5)
+    assert results.histogram(index, read_filter("kind:train")) == told, "of very many too, by an index"
+    assert results.histogram(index, read_filter("kind:train carry"))["steps"] == []
 
 
-def test_of_many_steps_and_rewards_a_histogram_has_ranges(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [20_000, 100])
+def test_of_many_steps_and_rewards_a_histogram_has_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(results, "_VALUES", most)
     index = opened(make_run(tmp_path / "long", 130, reward=lambda step, group, n: step - 20 * n - 0.01 * group))
     told = results.histogram(index, read_filter("kind:train"))
     assert told["steps"][0] == (0, 2) and told["steps"][-1] == (129, 129) and len(told["steps"]) == 44
