@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedError, SlimeError
+from slime.run import ray_session
 from slime.run.supervise import watch as module
 from slime.run.supervise.losses import PartKind
 from slime.run.supervise.processes import WatchedProcess
@@ -117,6 +121,29 @@ def test_an_agent_of_ray_takes_its_node_service_with_it_and_is_named(watch: RunW
     cause = watch.explain(ray_alone=True)
     assert isinstance(cause, ClusterError) and str(cause).startswith(agent)
     assert "node service (raylet)" in str(cause) and "rank" not in str(cause)
+
+
+def test_a_node_service_that_was_killed_is_named_also_if_its_agent_was_seen_first(
+    watch: RunWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("raylet", "ray::RuntimeEnvAgent"):
+        shutil.copy(shutil.which("bash") or "", tmp_path / name)
+    words = [str(tmp_path / "raylet"), "-c", f"{tmp_path}/ray::RuntimeEnvAgent -c 'sleep 60; :' & sleep 60; :"]
+    with subprocess.Popen(words, start_new_session=True) as raylet:
+        monkeypatch.setattr(ray_session, "_daemons", lambda: iter([("raylet", raylet)]))
+        monkeypatch.setattr(ray_session, "_last_words", lambda kind: f" Its log: {kind}.out")
+        while not (agents := [p for p in psutil.Process(raylet.pid).children() if "Agent" in p.name()]):
+            time.sleep(0.01)
+        watch.add_ray()
+        assert watch.explain() is None
+        agents[0].kill()  # as the kernel does when its parent dies
+        with pytest.raises(ClusterError, match="agent for runtime environments"):
+            watch()
+        raylet.kill()
+        raylet.wait()
+        cause = watch.explain()
+        os.killpg(raylet.pid, signal.SIGKILL)
+    assert str(cause) == f"Ray's node service (raylet) (pid {raylet.pid}) was killed by SIGKILL. Its log: raylet.out"
 
 
 def test_only_the_end_of_ray_explains_what_already_has_a_name(watch: RunWatch, sleeper: Sleeper) -> None:

@@ -308,10 +308,13 @@ def new_meeting_file() -> Path:
     return Path(ray_worker._global_node.get_temp_dir_path(), f"meeting-{uuid.uuid4().hex}")
 
 
-def ray_failure() -> str | None:
-    """Which part of the local Ray has ended, how, and why; None while it is complete, and for a cluster."""
+def ray_failure(*, killed: bool = False) -> str | None:
+    """Which part of the local Ray has ended, how, and why; None while it is complete, and for a cluster.
+
+    With `killed` only one that a signal has ended: others may have followed an agent of theirs.
+    """
     for name, process in _daemons():
-        if name in RAY_DAEMONS and (status := process.poll()) is not None:
+        if name in RAY_DAEMONS and (status := process.poll()) is not None and (status < 0 or not killed):
             return f"{RAY_DAEMONS[name]} (pid {process.pid}) {describe_exit(status)}.{_last_words(name)}"
     return None
 

@@ -22,8 +22,8 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from slime.errors import DeadlineError, SlimeError
-from slime.run.ray_session import RAY_DAEMONS
+from slime.errors import ClusterError, DeadlineError, SlimeError
+from slime.run.ray_session import RAY_DAEMONS, ray_failure
 from slime.run.supervise.losses import CAUSES, LOSSES, PartKind
 from slime.run.supervise.processes import HostWatch, Trouble, WatchedProcess
 
@@ -247,6 +247,9 @@ class RunWatch:
         if trouble.part in self._own_ray and trouble.kind == "stopped":
             with suppress(ProcessLookupError):
                 os.kill(trouble.part.pid, signal.SIGKILL)  # leaving Ray would wait for it for ever
+        # Agents end with their node service, and may be seen before it.
+        if trouble.part in self._own_ray and trouble.kind == "ended" and (failure := ray_failure(killed=True)):
+            raise ClusterError(failure)
         others = [other.part.name for other, _ in found if other is not trouble]
         note = f"\nAlso in trouble: {', '.join(others)}." if others else ""
         raise LOSSES[trouble.part.kind].error(describe() + note)
