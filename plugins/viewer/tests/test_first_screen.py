@@ -170,6 +170,20 @@ def test_the_first_screen_has_state_numbers_curve_and_answers(page: Any, live: L
     expect(page.locator("#filter")).to_have_value(re.compile(r"kind:train step=[67]"))
 
 
+def test_answers_that_take_longer_than_news_of_the_run_are_shown(page: Any, live: Live) -> None:
+    """Each question was given up when the run had news, so that a slow answer never came."""
+    waiting: list[Any] = []
+    page.route("**/api/samples?**", lambda route: waiting.append(route))
+    page.goto(f"{live.served.server.address}#/samples/0")
+    page.wait_for_timeout(300)
+    live.goes_on(page)
+    page.wait_for_timeout(2500)
+    for route in waiting[:2]:  # those that were asked before the news
+        route.continue_()
+    expect(page.locator(".samples tbody tr.one").first).to_be_visible()
+    page.unroute_all()
+
+
 def test_the_runs_of_a_folder_are_listed_opened_and_compared(page: Any, serve: Serve, tmp_path: Path) -> None:
     for name, steps in (("one", 6), ("two", 8)):
         make_run(tmp_path / "outputs" / name, steps, metrics=Live._row)

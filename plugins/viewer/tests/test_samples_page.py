@@ -211,8 +211,10 @@ def test_markdown_and_latex_are_drawn_on_request_and_hostile_texts_stay_texts(pa
         expect(drawn).to_contain_text("javascript:alert(1)")
         expect(drawn.locator("a, img, script, iframe")).to_have_count(0)
         assert drawn.evaluate("one => one.querySelector('msup').namespaceURI") == "http://www.w3.org/1998/Math/MathML"
+    show("run/0")
+    page.keyboard.press("f")
+    expect(page.locator(".says .formatted mfrac").first).to_be_attached()
     with page.expect_download() as caught:
-        page.goto("about:blank")
         show("samples/0?q=step=12")
         page.keyboard.press("e")
     path = Path(caught.value.path()).rename(Path(caught.value.path()).with_suffix(".html"))

@@ -112,10 +112,16 @@ function drawMore(u, { lines, ticks }) {
       g.stroke();
     });
   }
-  for (const { x, color: name } of ticks) {
-    const across = u.valToPos(x, "x", true);
+  for (const { x, color: name, peaked } of ticks) {
+    const across = u.valToPos(x, "x", true),
+      [wide, from] = [peaked ? 6 * thick : thick, top + height - 12 * thick];
     g.fillStyle = color(name);
-    g.fillRect(across - thick, top + height - 12 * thick, 2 * thick, 12 * thick);
+    g.beginPath();
+    g.moveTo(across - (peaked ? 0 : wide), from);
+    g.lineTo(across + (peaked ? 0 : wide), from);
+    g.lineTo(across + wide, top + height);
+    g.lineTo(across - wide, top + height);
+    g.fill();
   }
   g.restore();
 }
@@ -132,7 +138,7 @@ const said = (lines, unit) =>
 
 // `lines`: [{label, steps, values, xs, low, high, dots, color}]: `xs` are places on the axis, `low` and `high` make a
 // band, or with `dots` the ends of points. `range`: of the values, if it is fixed; `reach`: of the x axis.
-// `ticks`: [{x, color}]. `open`: is called with the step that is clicked on. `named`: what the curves are is said elsewhere.
+// `ticks`: [{x, color, peaked}], triangles if `peaked`. `open`: is called with the step that is clicked on. `named`: what the curves are is said elsewhere.
 export function Chart(given) {
   const { title, hint, unit = "", lines, height = 150, close, range, reach, alone, ticks = [], open, legend, named } = given;
   const [ref, width, theme] = useSize();

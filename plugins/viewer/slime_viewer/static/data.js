@@ -1,6 +1,6 @@
 // Where the data comes from (the server, or the file itself), and the state that is in the address.
 import { h } from "preact";
-import { useEffect, useLayoutEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import htm from "htm";
 
 export const html = htm.bind(h);
@@ -99,18 +99,26 @@ export async function get(name, params = {}) {
   return content;
 }
 
-// The answer to a question, asked again when the question or `version` changes; the old one stays until then.
+// The answer to a question, asked again when the question or `version` changes; the old one stays until then. What is
+// asked again does not make an earlier answer worthless: of a run that goes on, none would ever come in time.
 export function useData(name, params, version = 0) {
   const [state, set] = useState({});
   const key = JSON.stringify([name, params]);
+  const now = useRef({ asked: 0, told: 0 });
+  now.current.key = key;
+  useEffect(() => () => (now.current.key = null), []);
   useEffect(() => {
-    let wanted = true;
-    if (params)
-      get(name, params).then(
-        data => wanted && set({ key, data }),
-        error => wanted && set(old => ({ key, data: old.key == key ? old.data : undefined, error: error.message })),
-      );
-    return () => (wanted = false);
+    if (!params) return;
+    const number = ++now.current.asked;
+    const take = change => {
+      if (now.current.key != key || number < now.current.told) return;
+      now.current.told = number;
+      set(change);
+    };
+    get(name, params).then(
+      data => take({ key, data }),
+      error => take(old => ({ key, data: old.key == key ? old.data : undefined, error: error.message })),
+    );
   }, [key, version]);
   return { ...state, waiting: params && state.key != key };
 }

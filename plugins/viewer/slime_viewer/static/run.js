@@ -31,10 +31,10 @@ function Main({ id, run, data, reach }) {
     }),
   ].filter(line => line.values.length);
   const xs = data.axes?.[by] || data.steps;
-  const marks = (steps, name) =>
-    steps.map(step => ({ x: xs[data.steps.indexOf(step)], color: name })).filter(({ x }) => x !== undefined);
+  const marks = (steps, name, peaked) =>
+    steps.map(step => ({ x: xs[data.steps.indexOf(step)], color: name, peaked })).filter(({ x }) => x !== undefined);
   const saved = marks(run.progress.checkpoints, "--c5"),
-    alerted = marks(run.verdict.alerts.filter(one => one.step != null).map(one => one.step), "--bad");
+    alerted = marks(run.verdict.alerts.filter(one => one.step != null).map(one => one.step), "--bad", true);
   const open = fixed ? undefined : step => go(address("samples", [id], { q: `kind:train step=${step}` }));
   return html`
     <${Chart}
@@ -47,7 +47,7 @@ function Main({ id, run, data, reach }) {
       open=${open}
       legend=${html`
         ${saved.length > 0 && html`<span><i class="tick" style=${{ background: "var(--c5)" }}></i>checkpoint</span>`}
-        ${alerted.length > 0 && html`<span><i class="tick" style=${{ background: "var(--bad)" }}></i>alert</span>`}
+        ${alerted.length > 0 && html`<span><b class="bad" aria-hidden="true">▲ </b>alert</span>`}
         ${open && html`<span class="dim">click: the step's samples; drag: zoom</span>`}
       `} />
   `;

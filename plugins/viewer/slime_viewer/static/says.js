@@ -4,7 +4,7 @@ import { address, html, short, Trouble, useData, useKeys } from "slime/data";
 import { plain, visible } from "slime/signs";
 import { Text } from "slime/texts";
 import { Reward } from "slime/rewards";
-import { Answer } from "slime/turns";
+import { Answer, FormatChoice, turnFormat } from "slime/turns";
 
 export function Says({ id, run, version }) {
   const [step, setStep] = useState("");
@@ -19,6 +19,7 @@ export function Says({ id, run, version }) {
   useKeys({
     n: ["next prompt of what it says", () => turn(1)],
     N: ["previous prompt", () => turn(-1)],
+    f: ["Markdown and LaTeX, or as it is written", turnFormat],
   });
   const newer = () => {
     setN(0);
@@ -63,6 +64,7 @@ export function Says({ id, run, version }) {
           <p>
             <a href=${address("group", [id, data.key])}>All ${data.size} answers</a>
             ${mean != null && html`<span class="dim">, ${equal ? "all of reward" : "mean reward"} ${short(mean)}</span>`}
+            <${FormatChoice} />
           </p>
         `
       }
