@@ -239,13 +239,10 @@ def test_what_sglang_does_not_know_is_refused_before_anything_starts(
     ("name", "value", "said"),
     [
         pytest.param(
-            "speculative-algorithm", "EAGEL", "ValueError: Unknown speculative algorithm name", marks=pytest.mark.slow
-        ),
-        pytest.param(
             "model-loader-extra-config",
             '{"threads": 4}',
             "ValueError: Unexpected extra config keys",
-            marks=pytest.mark.nightly,
+            marks=pytest.mark.slow,
         ),
         pytest.param("tokenizer-path", "{folder}", "", marks=pytest.mark.nightly),
     ],

@@ -71,6 +71,21 @@ from slime.config.run_config import nvidia_devices
             "--deterministic excludes --threads-per-engine 2: how attention is cut into parts for the threads depends",
         ),
         ("--device cuda --threads-per-engine 2", "--threads-per-engine has no effect on GPUs"),
+        # drafts
+        ("--sglang-speculative-algorithm NEXTN", "--sglang-speculative-algorithm NEXTN needs GPUs: on a CPU, SGLang"),
+        (
+            "--sync-draft-weights",
+            "--sync-draft-weights has no effect without --enable-mtp-training: engines keep the layers of the folder,",
+        ),
+        (
+            "--sync-draft-weights --enable-mtp-training",
+            "--sync-draft-weights has no effect: engines do not speculate with the model's own layers. Add --sglang-",
+        ),
+        (
+            "--device cuda --sglang-speculative-algorithm EAGLE --sglang-speculative-draft-model-path draft"
+            " --update-weight-transport disk",
+            "--sglang-speculative-draft-model-path draft with --update-weight-transport disk: SGLang would load the",
+        ),
         # prompts once in training
         ("--share-prompts --micro-batch-size 4", "--share-prompts has no effect with --micro-batch-size 4. Drop one"),
         (
@@ -258,6 +273,8 @@ def test_a_combination_that_cannot_work_is_refused(refused: Refused, words: str,
         "--micro-batch-size 4 --enable-mtp-training",
         "--no-share-prompts --micro-batch-size 4",
         "--device cuda",
+        "--device cuda --sglang-speculative-algorithm NEXTN --enable-mtp-training --sync-draft-weights",
+        "--device cuda --sglang-speculative-algorithm NEXTN --update-weight-transport disk",
     ],
 )
 def test_a_combination_that_works_is_accepted(load: Load, words: str) -> None:
@@ -288,6 +305,33 @@ def test_a_combination_that_works_is_accepted(load: Load, words: str) -> None:
 )
 def test_a_bound_that_slows_a_run_down_is_noted_with_the_numbers(words: str, noted: str | None) -> None:
     assert config_notes(read_config([*GOOD, *words.split()])) == ([] if noted is None else [noted])
+
+
+@pytest.mark.parametrize(
+    ("words", "drafts", "sent"),
+    [
+        ("", "none", False),
+        ("--enable-mtp-training", "none", False),
+        ("--enable-mtp-training --sglang-speculative-algorithm nextn", "own", True),
+        ("--enable-mtp-training --sglang-speculative-algorithm EAGLE --no-sync-draft-weights", "own", False),
+        (
+            "--enable-mtp-training --sglang-speculative-algorithm EAGLE --sglang-speculative-draft-model-path draft",
+            "other",
+            False,
+        ),
+        ("--enable-mtp-training --sglang-speculative-algorithm NGRAM", "other", False),
+    ],
+)
+def test_trained_drafts_are_sent_where_engines_use_them(words: str, drafts: str, sent: bool) -> None:
+    config = read_config([*GOOD, "--device", "cuda", *words.split()])
+    assert (config.drafts, config.sends_drafts) == (drafts, sent)
+    assert config_notes(config) == []
+
+
+def test_drafts_that_are_not_trained_are_noted() -> None:
+    words = [*GOOD, "--device", "cuda", "--sglang-speculative-algorithm", "NEXTN"]
+    (note,) = config_notes(read_config(words))
+    assert "the further the policy moves, the fewer drafts are accepted. --enable-mtp-training trains" in note
 
 
 def test_an_evaluation_interval_without_sets_is_ignored_with_a_note() -> None:

@@ -84,6 +84,9 @@ MODES = {
     ),
     "tensor-parallel engines": "tests/engine/test_model_families.py::test_two_ranks_compute_what_transformers_computes",
     "`--layer-backend fused`": "plugins/fused/tests/test_training.py::test_a_step_of_every_kind_of_model",
+    "drafts of the model's own layers that engines hold as trained; speculation itself was not run": (
+        "tests/weights/test_drafts.py::test_the_engines_drafts_are_those_that_were_trained"
+    ),
     "two nodes, the engine and the trainer over both": (
         "tests/integration/test_nodes.py::test_a_run_over_two_nodes_computes_what_one_machine_computes"
     ),

@@ -430,7 +430,7 @@ def test_an_engine_left_alone_in_a_group_continues(
     class RefusesToJoin(EngineControl):
         """The same server under another name, instead of a second one; its session is already open."""
 
-        def begin_weight_update(self) -> None: ...
+        def begin_weight_update(self, *_: object) -> None: ...
 
         def init_weights_update_group(self, *_: object, **__: object) -> None:
             raise EngineError("no process groups here")

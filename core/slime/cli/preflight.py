@@ -23,7 +23,7 @@ from slime.cli.checkpoint_choice import (
     require_model,
 )
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
-from slime.cli.preflight_engine import engine_option_problems, quantisation_problems
+from slime.cli.preflight_engine import draft_problems, engine_option_problems, quantisation_problems
 from slime.cli.preflight_external import external_problems
 from slime.cli.preflight_model import (
     ModelFacts,
@@ -154,7 +154,7 @@ def preflight(
         quantised = config.sync.rollout_quantization is not None
         unfit = None if quantised else engine_problem(model, synced=trains, on_gpu=config.on_gpu)
         problems += [] if unfit is None else [unfit]
-        problems += quantisation_problems(config, model.architecture)
+        problems += [*quantisation_problems(config, model.architecture), *draft_problems(config, model.architecture)]
     data, prompts = _check_data(config, model, problems, checked.used)
     with _collected(problems):
         text = None if generator is None else text_note(generator.component, config)

@@ -200,6 +200,17 @@ def quantisation_problems(config: RunConfig, model: Architecture) -> list[str]:
     return list(found.problems(config.sglang, tp_size=tp_size, compared=compared))
 
 
+def draft_problems(config: RunConfig, model: Architecture) -> Iterator[str]:
+    """Why engines cannot speculate with the model's own layers, as the run asks for it."""
+    known = model.predicting is not None or not model.carried  # a family may carry such layers without describing them
+    if config.drafts == "own" and known and (count := 0 if model.predicting is None else model.predicting.count) != 1:
+        yield (
+            f"--sglang-speculative-algorithm {config.sglang['speculative_algorithm']}: engines draft with one layer for"
+            f" multi-token prediction, and the model has {count or 'none'}. Drop it, or name a draft model with"
+            " --sglang-speculative-draft-model-path"
+        )
+
+
 # --- in the child process ---------------------------------------------------------------------------
 
 

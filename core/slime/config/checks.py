@@ -43,6 +43,7 @@ def config_notes(config: RunConfig) -> list[str]:
         *evaluation_notes(config),
         *dependent_notes(config),
         *open_engines(config),
+        *aging_drafts(config),
     ]
 
 
@@ -70,6 +71,15 @@ def open_engines(config: RunConfig) -> Iterator[str]:
                 f"with --sglang-{name.replace('_', '-')} the processes inside an engine use TCP ports of 127.0.0.1 that"
                 " ask for no key: any user of the machine can run code as you (see SECURITY.md)"
             )
+
+
+def aging_drafts(config: RunConfig) -> Iterator[str]:
+    """Drafts that fewer and fewer tokens of the policy agree with."""
+    if config.drafts == "own" and config.trains_policy and not config.algorithm.enable_mtp_training:
+        yield (
+            "engines draft with layers for multi-token prediction that are not trained: the further the policy moves,"
+            " the fewer drafts are accepted. --enable-mtp-training trains and sends them"
+        )
 
 
 def lost_secrets(config: RunConfig) -> Iterator[str]:

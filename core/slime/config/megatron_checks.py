@@ -133,6 +133,27 @@ def predicting_layers(config: RunConfig) -> Iterator[str]:
         )
 
 
+def draft_models(config: RunConfig) -> Iterator[str]:
+    """Speculation that would draft with other weights than meant, or sample otherwise than asked."""
+    algorithm, path = (config.sglang.get(f"speculative_{name}") for name in ("algorithm", "draft_model_path"))
+    if algorithm is not None and not config.on_gpu:
+        yield (
+            f"--sglang-speculative-algorithm {algorithm} needs GPUs: on a CPU, SGLang lacks functions for it, and its"
+            " check of drafts takes the most probable token where one should be drawn. Drop it"
+        )
+    if config.drafts == "other" and path is not None and config.sync.update_weight_transport == "disk":
+        yield (
+            f"--sglang-speculative-draft-model-path {path} with --update-weight-transport disk: SGLang would load the"
+            " policy's folder into the draft model too. Use another transport"
+        )
+    unused = config.sends_drafts and config.drafts != "own"
+    if unused and not config.cluster.rollout_external_engine_addrs:
+        yield (
+            "--sync-draft-weights has no effect: engines do not speculate with the model's own layers. Add"
+            " --sglang-speculative-algorithm NEXTN without a draft model, or drop it"
+        )
+
+
 def parameter_gather(config: RunConfig) -> Iterator[str]:
     """--overlap-param-gather depends on two other options."""
     stated = config.megatron
@@ -264,4 +285,4 @@ TRAINER_CHECKS: tuple[Check, ...] = (
     precision,
     layer_backend,
 )
-MEGATRON_CHECKS: tuple[Check, ...] = (*TRAINER_CHECKS, positions, gpu_only, shared_prompts)
+MEGATRON_CHECKS: tuple[Check, ...] = (*TRAINER_CHECKS, positions, gpu_only, shared_prompts, draft_models)

@@ -247,6 +247,22 @@ class RunConfig(BaseModel):
         return self.restarts_engines or self.restarts_run
 
     @property
+    def drafts(self) -> Literal["none", "own", "other"]:
+        """With what engines speculate: the model's own layers for multi-token prediction, or something else."""
+        algorithm = self.sglang.get("speculative_algorithm")
+        if algorithm is None:
+            return "none"
+        path = self.sglang.get("speculative_draft_model_path")
+        own = str(algorithm).upper() in ("EAGLE", "NEXTN") and path in (None, self.checkpoint.hf_checkpoint)
+        return "own" if own else "other"
+
+    @property
+    def sends_drafts(self) -> bool:
+        """Whether weight updates hold the trained layers for multi-token prediction."""
+        asked = self.sync.sync_draft_weights
+        return self.algorithm.enable_mtp_training and (self.drafts == "own" if asked is None else asked)
+
+    @property
     def trains_policy(self) -> bool:
         """Whether the run trains by reinforcement learning, not on labels."""
         return self.algorithm.loss_type == "policy_loss"

@@ -106,6 +106,11 @@ class SyncOptions(Section):
     """Maximum number of bytes to send at a time; a sender holds at most twice as many besides its own weights."""
     check_weight_update_equal: bool = False
     """Verify after every update that the engines hold exactly the trainer's weights."""
+    sync_draft_weights: Annotated[
+        bool | None, Needs("enable_mtp_training", because="engines keep the layers of the folder, which do not change")
+    ] = None
+    """Send the trained layers for multi-token prediction too, with which engines speculate; default: where they do so
+    with the model's own (--sglang-speculative-algorithm NEXTN or EAGLE, and no draft model)."""
     rollout_quantization: Literal["fp8"] | None = None
     """Engines hold the weights in this format, and are sent them quantised: fp8 for numbers of 8 bits (e4m3) with a
     scale for each 128 x 128 of them."""

@@ -18,6 +18,9 @@ from typing import Any, Literal, Self
 from slime.errors import DeadlineError, EngineError, EngineRefusedError
 
 _EXCERPT = 500
+#: the models of an engine that an update is for: the one it serves, or also those with which it drafts, each of which
+#: takes the tensors that it knows by name
+UpdatedModels = Literal["target", "all"]
 
 
 @dataclass(frozen=True)
@@ -193,9 +196,9 @@ class EngineControl:
 
     # --- weights ---
 
-    def begin_weight_update(self) -> None:
-        """Open the session that tensor and distributed updates need."""
-        self._call("POST", "/begin_weight_update", {})
+    def begin_weight_update(self, models: UpdatedModels = "target") -> None:
+        """Open the session that tensor and distributed updates need, for these models of the engine."""
+        self._call("POST", "/begin_weight_update", {"selector": models})
 
     def end_weight_update(self) -> None:
         """Close the session; the engine recomputes what it derives from weights."""
@@ -214,10 +217,11 @@ class EngineControl:
 
         Args:
             source: Where the weights come from; the fields of the request depend on it.
-                "tensor": `serialized_named_tensors`, one base64 string for each rank of the engine.
+                "tensor": `serialized_named_tensors`, one base64 string for each rank of the engine, and `selector`, the
+                `UpdatedModels` of the session.
                 "disk": `model_path`, a Hugging Face folder that the engine's host can read.
                 "distributed": `names`, `dtypes` (torch's names without "torch.") and `shapes` of the tensors that rank
-                0 of the group `group_name` broadcasts, in this order.
+                0 of the group `group_name` broadcasts, in this order; and `selector`.
             version: Version of the weights after the update.
             flush: Whether to drop cached prefixes too, as `flush_cache` does.
             timeout_s: Limit of the call.

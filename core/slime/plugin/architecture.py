@@ -21,7 +21,8 @@ class Rule:
         megatron: Name in Megatron's own (not TransformerEngine's) spelling, with layers and experts counted over the
             whole model.
         hf: Hugging Face name -> shape, in the order of the layout.
-        engine: Parameter name inside SGLang, which joins q, k, v and gate, up, and stacks experts.
+        engine: Parameter name inside SGLang, which joins q, k, v and gate, up, and stacks experts. Those of its draft
+            model begin with "draft.".
         layout: How the Hugging Face tensors form the Megatron tensor.
             concat: A rank holds its part of each tensor, one after another along `parallel_dim`.
             vocab: Rows are the vocabulary, to which Megatron and SGLang append padding.
@@ -33,6 +34,7 @@ class Rule:
         groups: With "qkv": query groups of the whole model.
         expert: Number of the expert that the tensor belongs to; None for all other tensors. Experts are divided among
             expert-parallel ranks, and their tensors by expert tensor parallelism. The engine stacks them.
+        engine_whole: Whether every rank of an engine has the whole tensor, although Megatron's ranks divide it.
     """
 
     megatron: str
@@ -43,6 +45,7 @@ class Rule:
     parts: int = 1
     groups: int = 0
     expert: int | None = None
+    engine_whole: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -93,12 +93,14 @@ class MegatronRank:
         self._architecture = None if folder is None else self._models.read(Path(folder))
         found = self._architecture
         self.adapters = AdapterTraining(config, found) if config.lora.asked else None
-        #: the model as it is trained; the engines, the reference and the critic have `_architecture`
+        #: the model as it is trained; the reference and the critic have `_architecture`
         self._trained = None if found is None else self._models.as_trained(found)
+        #: what is sent to the engines
+        self._synced = self._trained if config.sends_drafts else found
         layer_specs = None if folder is None else self._models.layer_specs(Path(folder))
         self._settings = train_settings(config, found, layer_specs)
         self._quantised = None if found is None else quantisation_of(config.sync, found)
-        self._sender = None if found is None else WeightSender(config, found, run_dir)
+        self._sender = None if self._synced is None else WeightSender(config, self._synced, run_dir)
         self._profiles = RankProfiles(config, run_dir, rank) if config.run.is_profiled else None
         self._device = parallel.start(
             config, self._settings.transformer, rank=rank, world_size=world_size, meeting=meeting
@@ -243,7 +245,7 @@ class MegatronRank:
     ) -> dict[str, float]:
         """Bring the engines to the policy's weights: every rank gathers; rank 0 sends, or each pipeline stage.
 
-        Layers for multi-token prediction are not sent: the engines' model has no place for them.
+        Layers for multi-token prediction are sent if the engines draft with them.
 
         Args:
             engine_urls: One URL for each engine.
@@ -255,9 +257,9 @@ class MegatronRank:
         Returns:
             Metrics, on rank 0: `synced_bytes` that were sent to each engine, and `perf/sync/...` of each stage.
         """
-        assert self._architecture is not None and self._sender is not None
+        assert self._synced is not None and self._sender is not None
         by_stage = self._sender.by_stage
-        weights = self._weights_of(self._architecture, by_stage=by_stage, bucket_bytes=self._sender.gathered_bytes)
+        weights = self._weights_of(self._synced, by_stage=by_stage, bucket_bytes=self._sender.gathered_bytes)
         if not (is_first_of_stage() if by_stage else self._rank == 0):
             drain(weights)
             return {}

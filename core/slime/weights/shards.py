@@ -231,6 +231,8 @@ def to_hf(rule: Rule, shards: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 def engine_shard(rule: Rule, parts: Sequence[Tensor], tp_rank: int, tp_size: int) -> Tensor:
     """What rank `tp_rank` of an SGLang engine stores of a rule's Hugging Face tensors."""
+    if rule.engine_whole:
+        tp_rank, tp_size = 0, 1
     if rule.layout == "qkv":
         query, key, value = parts
         # With more ranks than key/value heads, several ranks keep the same head.

@@ -29,6 +29,8 @@ from slime.plugin.architecture import Architecture, Rule
 from slime.weights.mapping import first_names
 from slime.weights.shards import NamedTensors, engine_shard
 
+#: how an engine names what its draft model holds
+_DRAFT = "draft."
 #: types an engine may hold weights in; the trainer's are compared after rounding to each
 _ENGINE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -139,6 +141,11 @@ class WeightCheck:
                 raise WeightSyncError(
                     f"Engine {url} runs with tensor-parallel size {tp_size}; expected one of {sizes}."
                 )
+            if any(name.startswith(_DRAFT) for name in expected):  # it has the embedding and the output layer in common
+                shared = {name: expected.get(name.removeprefix(_DRAFT)) for name in held.keys() - expected.keys()}
+                expected = expected | {name: sums for name, sums in shared.items() if sums is not None}
+            else:  # it keeps what it started with
+                held = {name: checksum for name, checksum in held.items() if not name.startswith("draft")}
             differing |= {name for name in expected.keys() & held.keys() if held[name] not in expected[name]}
             missing |= expected.keys() - held.keys()
             unexplained |= held.keys() - expected.keys()

@@ -146,7 +146,8 @@ def predicting_layers(
     """Layers for multi-token prediction (DeepSeek-V3, 2024, section 2.2), or None if there are none.
 
     Each is a projection of a hidden state and the next token's embedding, both normalised, a decoder layer, and a norm
-    before the output layer. Embedding and output layer are the model's; published files repeat them.
+    before the output layer. Embedding and output layer are the model's; published files repeat them. An engine that
+    speculates with such a layer has it as a model of its own.
 
     Args:
         first: Number of the first of them in Hugging Face names, which go on counting behind the model's layers.
@@ -160,11 +161,14 @@ def predicting_layers(
     for number in range(count):
         layer = first + number
         megatron, hf = f"mtp.layers.{number}", f"model.layers.{layer}"
-        rules += [norm_rule(f"{megatron}.{part}.weight", f"{hf}.{part}.weight", hidden) for part in ("enorm", "hnorm")]
-        rules.append(_same_name(f"{megatron}.eh_proj.weight", f"{hf}.eh_proj.weight", (hidden, 2 * hidden), 0))
-        own, decoder = f"{megatron}.transformer_layer.", f"decoder.layers.{layer}."
-        rules += [replace(one, megatron=one.megatron.replace(decoder, own, 1)) for one in decoder_layer(layer)]
-        rules.append(norm_rule(f"{megatron}.final_layernorm.weight", f"{hf}.shared_head.norm.weight", hidden))
+        own = [norm_rule(f"{megatron}.{part}.weight", f"{hf}.{part}.weight", hidden) for part in ("enorm", "hnorm")]
+        projection = _same_name(f"{megatron}.eh_proj.weight", f"{hf}.eh_proj.weight", (hidden, 2 * hidden), 0)
+        own.append(replace(projection, engine_whole=True))
+        own.append(norm_rule(f"{megatron}.final_layernorm.weight", f"{hf}.shared_head.norm.weight", hidden))
+        rules += [replace(one, engine=one.engine.replace(hf, "draft.model", 1)) for one in own]
+        for one in decoder_layer(layer):
+            named = one.megatron.replace(f"decoder.layers.{layer}", f"{megatron}.transformer_layer", 1)
+            rules.append(replace(one, megatron=named, engine=one.engine.replace(hf, "draft.model.decoder", 1)))
         copies[f"{hf}.embed_tokens.weight"] = "model.embed_tokens.weight"
         copies[f"{hf}.shared_head.head.weight"] = "model.embed_tokens.weight" if tied else "lm_head.weight"
     return PredictingLayers(count, tuple(rules), copies) if count else None

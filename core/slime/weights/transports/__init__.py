@@ -145,6 +145,7 @@ def create_transport(
         "joined": joined_by_engines(model),
         "repeated": repeated,
         "keep_kv": options.inflight_kv == "keep",
+        "models": "all" if model.predicts else "target",
     }
     bucket_bytes = options.update_weight_buffer_size
     match options.update_weight_transport:

@@ -126,6 +126,7 @@ class DistributedTransport(WeightTransport):
                 "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
                 "shapes": [list(tensor.shape) for _, tensor in bucket],
                 "load_format": "flattened_bucket",
+                "selector": self.models,
             }
             parts = [tensor.reshape(-1).view(torch.uint8) for _, tensor in bucket]
             flat = parts[0] if len(parts) == 1 else torch.cat(parts)

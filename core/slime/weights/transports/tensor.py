@@ -80,6 +80,7 @@ class TensorTransport(WeightTransport):
             lambda engine: engine.update_weights(
                 "tensor",
                 serialized_named_tensors=handles[engine.url],
+                selector=self.models,
                 version=version,
                 flush=flush,
                 timeout_s=timeout_s,

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from slime.config.weight_options import CLEANUP_S
-from slime.engine.control import EngineControl
+from slime.engine.control import EngineControl, UpdatedModels
 from slime.errors import EngineRefusedError, WeightSyncError
 from slime.plugin.architecture import Architecture
 from slime.weights.shards import NamedTensors
@@ -179,6 +179,7 @@ class WeightTransport(ABC):
         joined: Sets of tensors that engines must get in one call.
         keep_kv: Let requests in flight keep the KV cache of the old weights. Only for engines without a prefix cache,
             which could not be flushed.
+        models: The engines' models that are updated from memory. From disk all are.
         repeated: Whether a failed sync is repeated. The engines are paused until then: a part of their weights may be
             new, and no token may come from such a mixture.
     """
@@ -188,6 +189,7 @@ class WeightTransport(ABC):
     check: WeightCheck | None = None
     joined: Sequence[Sequence[str]] = ()
     keep_kv: bool = False
+    models: UpdatedModels = "target"
     repeated: bool = False
 
     def connect(self, engines: Sequence[EngineControl]) -> None:
@@ -237,7 +239,7 @@ class WeightTransport(ABC):
             fleet.each("pausing", lambda engine: engine.pause("in_place" if self.keep_kv else "retract"))
             if session:
                 open_session = True
-                fleet.each("beginning the update", lambda engine: engine.begin_weight_update())
+                fleet.each("beginning the update", lambda engine: engine.begin_weight_update(self.models))
             yield fleet
             if session:
                 fleet.each("ending the update", lambda engine: engine.end_weight_update())
