@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from slime.cli.output import write
-from slime.cli.text_layout import WIDTH, hanging
+from slime.cli.text_layout import UNLIMITED, WIDTH, hanging, terminal_width
 from slime.config import RunConfig, read_config, resolve
 from slime.config.assemble import stop_on
+from slime.config.layer_backend import choose_layers
 from slime.errors import ConfigError
 from slime_planner.cluster import GIB, Cluster, described_cluster
 from slime_planner.fleet_lines import assumed_lines, engine_lines, memory_lines, step_lines, sync_line
@@ -45,6 +46,8 @@ rates:
 models:
 {models}
 """
+#: the part that is one command, not sentences
+_COMMAND = "command"
 _OWN = {"--nodes": "", "--gpus": "", "--network": "400Gb", "--host-memory": "2048"}
 #: what a run needs and a plan does not ask for
 _STATED = {
@@ -119,8 +122,11 @@ def stated_config(name: str, words: Sequence[str]) -> tuple[RunConfig, frozenset
     """
     first = read_config(words)
     added: list[str] = []
+    chosen = {"advantage_estimator"} if not first.trains_policy else set()
+    if not first.trains_policy or first.reward.custom_rm_path or first.reward.terms:
+        chosen.add("reward")
     for (section, option), (flag, value) in _STATED.items():
-        if option not in getattr(first, section).model_fields_set:
+        if option not in getattr(first, section).model_fields_set | chosen:
             added += [flag, value.format(model=name)]
     if not {"bf16", "fp16"} & set(first.megatron):
         added.append("--bf16")
@@ -128,8 +134,8 @@ def stated_config(name: str, words: Sequence[str]) -> tuple[RunConfig, frozenset
         added += ["--device", "cuda"]
     if first.cluster.ray_address is None:
         added += ["--ray-address", "auto"]
-    if first.cluster.layer_backend == "auto" and "transformer_impl" not in first.megatron and not first.lora.asked:
-        added += ["--layer-backend", "te"]
+    if first.cluster.layer_backend == "auto" and "transformer_impl" not in first.megatron:
+        added += ["--layer-backend", choose_layers(on_gpu=True, adapters=first.lora.asked)]
     if first.device == "cpu" and "device" in first.cluster.model_fields_set and first.cluster.device == "cpu":
         raise ConfigError("--device cpu: a plan is for GPUs. `slime train --dry-run` predicts a run on this machine")
     given = set(first.cluster.model_fields_set) | (
@@ -173,17 +179,52 @@ def _read(argv: Sequence[str]) -> _Asked:
 # --- what is printed ---------------------------------------------------------------------------------
 
 
-#: `make install` brings no TransformerEngine, and the command of a plan with it would be refused there
-_LAYERS = (
-    "TransformerEngine's (--layer-backend te), which comes with NVIDIA's images and not with `make install`; plan with"
-    " --layer-backend torch where it is missing"
-)
+#: of the run, whose command is refused where what it names is not installed
+_LAYERS = {
+    "te": (
+        "TransformerEngine's (--layer-backend te), which comes with NVIDIA's images and not with `make install`; plan"
+        " with --layer-backend torch where it is missing"
+    ),
+    "torch": (
+        "PyTorch's (--layer-backend torch), as a run chooses where TransformerEngine is not installed; plan with"
+        " --layer-backend te where it is, as in NVIDIA's images"
+    ),
+}
 
 
 def _lines(found: Proposals, asked: _Asked, command: Sequence[str], stated: RunConfig) -> Iterator[str]:
+    wide = terminal_width()
+    width = WIDTH if wide == UNLIMITED else max(WIDTH, wide)
     for label, texts in _parts(found, asked, command, stated):
+        if label == _COMMAND:
+            yield label
+            yield from _continued(texts, width)
+            continue
         for number, text in enumerate(texts):
-            yield from hanging(f"{'' if number else label:<13}", text)
+            yield from hanging(f"{'' if number else label:<13}", text, width)
+
+
+def _continued(words: Sequence[str], width: int) -> Iterator[str]:
+    """A command over several lines, as a shell takes it: each flag beside its value."""
+    line = shlex.join(words[:2])
+    for flag in _flags_of(words[2:]):
+        if len(line) + len(flag) + 3 > width:
+            yield f"{line} \\"
+            line = f"   {flag}"
+        else:
+            line = f"{line} {flag}"
+    yield line
+
+
+def _flags_of(words: Sequence[str]) -> Iterator[str]:
+    flag: list[str] = []
+    for word in words:
+        if word.startswith("--") and flag:
+            yield shlex.join(flag)
+            flag = []
+        flag.append(word)
+    if flag:
+        yield shlex.join(flag)
 
 
 def _parts(
@@ -195,15 +236,15 @@ def _parts(
         return
     first = found.best[0]
     yield "model", [f"{first.model.name}: {first.model.parameters / 1e9:.2f} billion parameters"]
-    if first.config.layer_backend == "te":
-        yield "layers", [_LAYERS]
+    if (layers := first.config.layer_backend) in _LAYERS:
+        yield "layers", [_LAYERS[layers]]
     for number, plan in enumerate(found.best, 1):
         head = f"layout {number}" if len(found.best) > 1 else "layout"
         yield (
             head,
             [layout_text(plan.config), *memory_lines(plan), *engine_lines(plan), *step_lines(plan), sync_line(plan)],
         )
-        yield "command", [shlex.join(["slime", "train", *command, *layout_words(plan.config, stated)])]
+        yield _COMMAND, ["slime", "train", *command, *layout_words(plan.config, stated)]
         if wrong := [*plan.misfits(), *plan.tight()]:
             yield "warning", wrong
     if found.tried > 1:

@@ -15,7 +15,7 @@ from slime_planner.cluster import Cluster
 from slime_planner.known_models import PlannedModel
 from slime_planner.pipeline_stages import stage_of_layers
 from slime_planner.predicted_cache import quantised_engine
-from slime_planner.predicted_memory import FROZEN
+from slime_planner.predicted_sync import TrainedBytes
 from slime_planner.rates import Rates
 
 
@@ -128,27 +128,19 @@ def _engines(config: RunConfig) -> int:
 
 
 def _stages(config: RunConfig, model: PlannedModel) -> list[_Stage]:
-    stated = config.megatron
-    tensor, pipeline, expert = (
-        int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline", "expert")
-    )
-    over = expert * int(stated.get("expert_tensor_parallel_size") or tensor)
-    node = min(config.cluster.actor_num_gpus_per_node, config.world_size // pipeline)
+    pipeline = int(config.megatron.get("pipeline_model_parallel_size", 1))
     layers = stage_of_layers(config, int(model.architecture.transformer["num_layers"]))
-    size = 2 if stated.get("bf16") or stated.get("fp16") else 4
-    quantised = quantised_engine(config)
+    trained, quantised = TrainedBytes.of_run(config), quantised_engine(config)
 
     def of_tensor(rule: Rule) -> _Stage:
-        numbers = sum(map(math.prod, rule.shapes))
-        whole = numbers * (4 if rule.megatron.endswith(FROZEN) else size)
+        whole, here = trained.of_rule(rule)
         matrix = rule.layout != "vocab" and min(len(shape) for shape in rule.shapes) > 1
         one_byte = quantised and matrix and ".router." not in rule.megatron
-        here = whole * min(1.0, node / (over if rule.expert is not None else tensor))
-        return _Stage(whole, numbers if one_byte else whole, here)
+        return _Stage(whole, sum(map(math.prod, rule.shapes)) if one_byte else whole, here)
 
     found = [_Stage(0.0, 0.0, 0.0)] * pipeline
     for kind in model.kinds:
-        if not kind.predicts:  # engines lack those layers
+        if not kind.predicts or config.sends_drafts:
             one = of_tensor(kind.rule)
             for stage, count in kind.by_stage(layers, pipeline, tied=False).items():
                 found[stage] = found[stage].plus(one, count)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.config import RunConfig
-from slime.plugin.architecture import Architecture
+from slime.plugin.architecture import Architecture, Rule
 from slime_planner.predicted_memory import FROZEN, not_predicted, rank_memory
 
 
@@ -51,10 +51,46 @@ class Part:
         return self.bytes / self.bandwidth
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedBytes:
+    """The bytes of tensors as they are trained, and how many of them are on the node of the rank that gathers them.
+
+    Attributes:
+        size: Bytes of a number.
+        tensor: Ranks that divide a tensor.
+        experts: Ranks that divide the experts.
+        node: Ranks of a pipeline stage on one node, which follow one another.
+    """
+
+    size: int
+    tensor: int
+    experts: int
+    node: int
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> TrainedBytes:
+        """Those of a run."""
+        stated = config.megatron
+        tensor, pipeline, expert = (
+            int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline", "expert")
+        )
+        return cls(
+            2 if stated.get("bf16") or stated.get("fp16") else 4,
+            tensor,
+            expert * int(stated.get("expert_tensor_parallel_size") or tensor),
+            min(config.cluster.actor_num_gpus_per_node, config.world_size // pipeline),
+        )
+
+    def of_rule(self, rule: Rule) -> tuple[float, float]:
+        """All of a rule's tensors, and those that are here."""
+        whole = sum(map(math.prod, rule.shapes)) * (4 if rule.megatron.endswith(FROZEN) else self.size)
+        ranks = self.experts if rule.expert is not None else 1 if rule.parallel_dim is None else self.tensor
+        return whole, whole * min(1.0, self.node / ranks)
+
+
 def weight_bytes(config: RunConfig, model: Architecture) -> float:
     """Bytes of the full weights as they are sent, in the trainer's type."""
-    dense, experts, frozen = _numbers(model)
-    return (dense + experts) * _size(config) + frozen * 4
+    return sum(TrainedBytes.of_run(config).of_rule(rule)[0] for rule in model.rules)
 
 
 def sync_parts(
@@ -112,42 +148,19 @@ def sync_lines(config: RunConfig, model: Architecture) -> Iterator[str]:
 # --- the arithmetic ----------------------------------------------------------------------------------
 
 
-def _numbers(model: Architecture) -> tuple[float, float, float]:
-    """The numbers of dense tensors, of experts, and of routers' biases, which are always float32."""
-    counts = {"dense": 0.0, "experts": 0.0, "frozen": 0.0}
-    for rule in model.rules:
-        kind = "frozen" if rule.megatron.endswith(FROZEN) else "dense" if rule.expert is None else "experts"
-        counts[kind] += sum(map(math.prod, rule.shapes))
-    return counts["dense"], counts["experts"], counts["frozen"]
-
-
 def _gathered(config: RunConfig, model: Architecture) -> tuple[float, float]:
     """Bytes that rank 0 gets from ranks of its own node, and of other nodes.
 
     Consecutive ranks are on a node. Those of a pipeline stage follow one another, and within a stage first those that
     divide tensors.
     """
-    stated = config.megatron
-    tensor, pipeline, expert = (
-        int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline", "expert")
-    )
-    experts_over = expert * int(stated.get("expert_tensor_parallel_size") or tensor)
+    pipeline = int(config.megatron.get("pipeline_model_parallel_size", 1))
     node = config.cluster.actor_num_gpus_per_node
     stages = min(pipeline, max(1, node * pipeline // config.world_size))
-    dense, experts, frozen = _numbers(model)
-    size = _size(config)
-    on_node = (
-        stages
-        / pipeline
-        * (dense * size * min(1.0, node / tensor) + experts * size * min(1.0, node / experts_over) + frozen * 4)
-    )
+    trained = TrainedBytes.of_run(config)
+    on_node = stages / pipeline * sum(trained.of_rule(rule)[1] for rule in model.rules)
     held = rank_memory(config, model)[0].weights  # with adapters more than what is sent
     return max(0.0, on_node - held), max(0.0, weight_bytes(config, model) - max(on_node, held))
-
-
-def _size(config: RunConfig) -> int:
-    """Bytes of a number of the trainer's weights."""
-    return 2 if config.megatron.get("bf16") or config.megatron.get("fp16") else 4
 
 
 def _one_machine(config: RunConfig) -> bool:

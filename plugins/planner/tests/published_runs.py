@@ -23,7 +23,8 @@ from slime_planner.rates import Rates
 def planned(model: str, cluster: str, words: str, mean_response: float = 0.5, network: str = "400Gb") -> FleetPlan:
     """The plan of a layout on `NODES x GPUS`."""
     nodes, _, gpus = cluster.partition(" x ")
-    stated, given, _ = stated_config(model, words.split())
+    layers = [] if "--lora" in words else ["--layer-backend", "te"]  # all of them were run with TransformerEngine
+    stated, given, _ = stated_config(model, [*words.split(), *layers])
     rates = Rates(mean_response=mean_response)
     found = plans(stated, given, planned_model(model, stated), described_cluster(int(nodes), gpus, network), rates)
     return found.best[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -132,3 +134,28 @@ def test_clusters_in_words() -> None:
     cluster = described_cluster(2, "4xH200", "2x200Gb")
     assert (cluster.devices, cluster.node_network, cluster.device_network) == (8, 50e9, 12.5e9)
     assert described_cluster(1, "8xA100-40GB").gpu.memory == pytest.approx(39.8)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 80), ("60", 80), ("120", 120)])
+def test_a_plan_fits_the_terminal_and_its_command_a_shell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns or "")
+    words = ["qwen3-8b", "--nodes", "1", "--gpus", "8xH100", "--layer-backend", "torch"]
+    words += ["--tensor-model-parallel-size", "2"]
+    assert run([*words, "--actor-num-gpus-per-node", "4", "--custom-rm-path", "my file.py"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) in range(width - 12, width + 1)
+    command = re.split(r"\n(?=\w)", shown.split("\ncommand\n")[1])[0]
+    assert command.count("\n") == command.count(" \\\n") > 1
+    written = shlex.split(command)
+    assert written[:2] == ["slime", "train"]
+    assert written[written.index("--custom-rm-path") + 1] == "my file.py"
+    assert "layers       PyTorch's (--layer-backend torch), as a run chooses" in shown
+
+
+@pytest.mark.parametrize("layers", ["te", "torch"])
+def test_a_plan_has_the_layers_that_a_run_would_choose(layers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_planner.plan_command.choose_layers", lambda **_: layers)
+    assert stated_config("qwen3-8B", [])[0].layer_backend == layers
+    assert stated_config("qwen3-8B", ["--transformer-impl", "local"])[0].layer_backend == "torch"
