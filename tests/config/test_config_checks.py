@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -212,7 +213,11 @@ from slime.config.run_config import nvidia_devices
             "--actor-num-gpus-per-node 2 --expert-model-parallel-size 2 --expert-tensor-parallel-size 2",
             "--expert-model-parallel-size 2 x --expert-tensor-parallel-size 2 (default: the tensor-parallel size) x",
         ),
-        ("--moe-token-dispatcher-type flex", "only the alltoall dispatcher exchanges"),
+        (
+            "--moe-token-dispatcher-type flex --actor-num-gpus-per-node 2 --expert-model-parallel-size 2",
+            "--moe-token-dispatcher-type flex needs a GPU, and this run is on CPU",
+        ),
+        ("--moe-token-dispatcher-type allgather", "allgather gathers equally many tokens of every rank, and packed"),
         ("--moe-router-load-balancing-type sinkhorn", "The choice of experts itself must be the engines'"),
         ("--bf16 --fp16", "--bf16 and --fp16 exclude each other"),
         (
@@ -305,6 +310,30 @@ def test_a_combination_that_works_is_accepted(load: Load, words: str) -> None:
 )
 def test_a_bound_that_slows_a_run_down_is_noted_with_the_numbers(words: str, noted: str | None) -> None:
     assert config_notes(read_config([*GOOD, *words.split()])) == ([] if noted is None else [noted])
+
+
+@pytest.mark.parametrize(
+    ("words", "installed", "said"),
+    [
+        ("", True, None),
+        ("--moe-flex-dispatcher-backend deepep --moe-deepep-num-sms 24", True, None),
+        ("", False, "needs the package deep_ep (DeepEP), which is not installed. Build it for this PyTorch, or drop"),
+        ("--moe-flex-dispatcher-backend hybridep", True, "hybridep takes equally many tokens of every rank"),
+        ("--expert-model-parallel-size 1", True, "flex has nothing to send: each rank has all experts"),
+    ],
+)
+def test_deepep_dispatches_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, words: str, installed: bool, said: str | None
+) -> None:
+    found = importlib.util.find_spec
+    there = lambda name: found("json" if installed else "no_such_module") if name == "deep_ep" else found(name)  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", there)
+    flex = "--device cuda --layer-backend torch --actor-num-gpus-per-node 2 --moe-token-dispatcher-type flex"
+    config = read_config([*GOOD, *flex.split(), "--expert-model-parallel-size", "2", *words.split()])
+    problems = config_problems(config)
+    assert len(problems) == (said is not None), problems
+    assert said is None or said in problems[0]
+    assert config_notes(config) == []
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_what_megatron_refuses_without_another_option_is_refused_at_once(names: 
         ("--window-size 128 0", True),
         ("--softmax-type off-by-one", True),
         ("--softmax-scale 0.5", True),
-        ("--moe-enable-deepep", True),
+        ("--moe-hybridep-num-sms 8", True),
         ("--moe-input-jitter-eps 0.1", True),
         ("--moe-router-load-balancing-type sinkhorn", True),
         ("--moe-router-load-balancing-type seq_aux_loss --moe-token-dispatcher-type alltoall", False),

@@ -6,6 +6,7 @@ raise no error.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,11 @@ _LATENT = (
     *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "rope_type", "beta_fast"),
     *("beta_slow", "mscale", "mscale_all_dim", "rotary_scaling_factor", "original_max_position_embeddings"),
     "cache_mla_latents",
+)
+#: said where a run would start
+NO_DEEPEP = (
+    "--moe-token-dispatcher-type flex needs the package deep_ep (DeepEP), which is not installed. Build it for this"
+    " PyTorch, or drop it"
 )
 #: auxiliary losses of routers; Megatron's "sinkhorn" would choose other experts than the engines do
 _BALANCING = ("none", "aux_loss", "seq_aux_loss", "global_aux_loss")
@@ -131,6 +137,32 @@ def predicting_layers(config: RunConfig) -> Iterator[str]:
             f"{flag} and --pipeline-model-parallel-layout exclude each other: layers for multi-token prediction are on"
             " the last stage. Set uneven stages with --decoder-first-pipeline-num-layers"
         )
+
+
+def token_dispatcher(config: RunConfig) -> Iterator[str]:
+    """How tokens go to the ranks of their experts: of packed sequences each rank has as many as they are long."""
+    stated = config.megatron
+    kind = stated.get("moe_token_dispatcher_type", "alltoall")
+    if kind == "allgather":
+        yield (
+            "--moe-token-dispatcher-type allgather gathers equally many tokens of every rank, and packed sequences vary"
+            " in length. Drop it, or use flex with DeepEP"
+        )
+    if kind != "flex":
+        return
+    if stated.get("moe_flex_dispatcher_backend") == "hybridep":
+        yield (
+            "--moe-flex-dispatcher-backend hybridep takes equally many tokens of every rank, and packed sequences vary"
+            " in length. Use deepep, which takes what there is"
+        )
+    divided = stated.get("expert_tensor_parallel_size") or stated.get("tensor_model_parallel_size", 1)
+    if stated.get("expert_model_parallel_size", 1) * divided == 1:
+        yield (
+            "--moe-token-dispatcher-type flex has nothing to send: each rank has all experts. Add"
+            " --expert-model-parallel-size, or drop it"
+        )
+    if config.on_gpu and importlib.util.find_spec("deep_ep") is None:
+        yield NO_DEEPEP
 
 
 def draft_models(config: RunConfig) -> Iterator[str]:
@@ -282,6 +314,7 @@ TRAINER_CHECKS: tuple[Check, ...] = (
     virtual_pipeline,
     predicting_layers,
     parameter_gather,
+    token_dispatcher,
     precision,
     layer_backend,
 )

@@ -199,7 +199,8 @@ def _transformer(
         "attention_dropout": 0.0,
         "calculate_per_token_loss": True,
         "variable_seq_lengths": True,
-        "moe_token_dispatcher_type": "alltoall",  # Megatron requires it for variable lengths, even of dense models
+        # Megatron's default does not exchange tokens of sequences that vary in length, even of dense models.
+        "moe_token_dispatcher_type": stated.get("moe_token_dispatcher_type", "alltoall"),
         "params_dtype": half or torch.float32,
         "pipeline_dtype": half or torch.float32,
         "bf16": half is torch.bfloat16,
