@@ -52,7 +52,6 @@ def test_the_engines_share_of_the_memory_reaches_them(load: Load) -> None:
             "--no-offload-train on GPUs needs --sglang-mem-fraction-static: otherwise the engines, which start first,",
         ),
         ("--device cuda --no-offload-rollout", "--no-offload-rollout on GPUs needs --sglang-mem-fraction-static"),
-        ("--device cuda --actor-num-nodes 2", "hands over memory of one node's GPU, and --actor-num-nodes is 2"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(refused: Refused, words: str, message: str) -> None:
@@ -67,7 +66,9 @@ def test_sides_that_keep_their_memory_divide_a_gpu_by_a_stated_share(load: Load)
 
 def test_on_gpus_weights_are_handed_over_in_the_memory_that_both_see(load: Load, refused: Refused) -> None:
     assert load("--colocate", "--device", "cuda").sync.update_weight_transport == "tensor"
-    disk = ("--update-weight-transport", "disk", "--actor-num-nodes", "2")
+    nodes = ("--actor-num-nodes", "2")
+    assert load("--colocate", "--device", "cuda", *nodes).sync.update_weight_transport == "tensor"
+    disk = ("--update-weight-transport", "disk", *nodes)
     assert load("--colocate", "--device", "cuda", *disk).sync.update_weight_transport == "disk"
     assert load("--colocate", "--device", "cpu").sync.update_weight_transport == "distributed"
     assert load("--device", "cuda").sync.update_weight_transport == "distributed"

@@ -84,6 +84,13 @@ MODES = {
     ),
     "tensor-parallel engines": "tests/engine/test_model_families.py::test_two_ranks_compute_what_transformers_computes",
     "`--layer-backend fused`": "plugins/fused/tests/test_training.py::test_a_step_of_every_kind_of_model",
+    "`--colocate` over two nodes, weights through memory (`tensor`)": (
+        "tests/integration/test_nodes.py::test_colocated_over_two_nodes_the_run_computes_the_same"
+    ),
+    "`--rollout-external-engine-addrs`: engines that somebody else started": (
+        "tests/integration/test_external_engines.py::"
+        "test_a_run_equals_one_with_an_engine_of_its_own_over_disk_and_broadcast"
+    ),
     "drafts of the model's own layers that engines hold as trained; speculation itself was not run": (
         "tests/weights/test_drafts.py::test_the_engines_drafts_are_those_that_were_trained"
     ),

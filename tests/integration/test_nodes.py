@@ -157,9 +157,11 @@ def test_a_lost_server_and_a_lost_node_are_named_and_the_run_goes_on(nodes: Clus
 
 
 @pytest.mark.nightly
-def test_colocated_over_two_nodes_the_run_computes_the_same(nodes: Cluster, train_on: Start) -> None:
+@pytest.mark.row("N7")
+@pytest.mark.parametrize("transport", ["tensor", "disk"])
+def test_colocated_over_two_nodes_the_run_computes_the_same(nodes: Cluster, train_on: Start, transport: str) -> None:
     one = run_alone(train_on)
-    turns = ("--colocate", "--update-weight-transport", "disk")
+    turns = ("--colocate", "--update-weight-transport", transport, "--check-weight-update-equal")
     two = train_on(nodes, *turns, "--deterministic", "--num-rollout", "2", "--save-hf", "two", name="two")
     assert two.wait(400) == 0, two.output
     assert_same(two, one)

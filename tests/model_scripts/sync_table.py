@@ -55,7 +55,7 @@ def table() -> str:
     for script, (name, nodes, gpus, each) in MODELS.items():
         size = weight_bytes(config_of(script), architecture(published(script))) / 1e9
         sent = " / ".join(f"{seconds(script, 'distributed', network):.1f}" for network in NETWORKS)
-        shared = f"{seconds(script, 'tensor'):.2f} s" if nodes == 1 else "one node only"
+        shared = f"{seconds(script, 'tensor'):.2f} s" if nodes == 1 else "`slime plan`"
         engines = f"{gpus // each} x {each} GPUs" if each > 1 else f"{gpus // each}"
         node = "node" if nodes == 1 else "nodes"
         lines.append(

@@ -165,14 +165,24 @@ def test_a_run_without_engines_has_no_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "visible"),
-    [("tensor", [["4", "5"], ["6", "7", "4"]]), ("disk", [["4", "5"], ["6", "7"]])],
+    ("transport", "nodes", "visible", "beside"),
+    [
+        ("tensor", 1, [["4", "5"], ["6", "7", "4"]], []),
+        ("disk", 1, [["4", "5"], ["6", "7"]], []),
+        ("disk", 2, [["4", "5"], ["6", "7"]], []),
+        ("tensor", 2, [["4", "5"], ["6", "7"]], [[0, 1], [2, 3]]),
+    ],
 )
 def test_an_engine_sees_the_devices_of_its_ranks_and_the_one_whose_memory_it_opens(
-    transport: str, visible: list[list[str]]
+    transport: str, nodes: int, visible: list[list[str]], beside: list[list[int]]
 ) -> None:
     run = Turns(recorder := Recorder(), transport=transport)
+    run.config.on_gpu, run._beside = True, []
+    run.config.cluster = run.config.cluster.model_copy(update={"actor_num_nodes": nodes})
     run._start_engines(Placement([], [], shared=[[0, 1], [2, 3]]))
-    assert recorder.visible == visible
-    run._start_engines(Placement([], []))  # on a CPU
-    assert recorder.visible == []
+    assert (recorder.visible, run._beside) == (visible, beside)
+    run._start_engines(Placement([], [], shared=[[0, 1], [2, 3]], nodes_per_engine=2))
+    assert run._beside == ([[0, 1, 2, 3]] if beside else [])  # one engine, over both nodes
+    run.config.on_gpu = False
+    run._start_engines(Placement([], [], shared=[[0, 1], [2, 3]]))
+    assert (recorder.visible, run._beside) == ([], beside)

@@ -7,17 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from tests.support.strangers import stranger_can_open
 
-from slime.weights.transports.tensor import SharedBlock
+from slime.weights.transports.shared_block import SharedBlock
 
 CPU = torch.device("cpu")
-ENGINE: Any = SimpleNamespace(url="engine", tp_size=2)  # stands in for an `EngineControl`
 
 _READER = """
 import base64, pickle, sys, torch
@@ -61,8 +58,7 @@ def test_an_unrelated_process_reads_what_is_put_into_a_block_again_and_into_anot
                 ("matrix", factor * torch.arange(12.0).view(3, 4).t()),
                 ("empty", torch.empty(0, 4)),
             ]
-            messages = block.fill(named, [ENGINE])["engine"]
-            assert len(messages) == 2  # one for each rank
+            messages = block.handles(block.fill(named), 2)
             expected = [
                 f"half torch.bfloat16 (3,) {3.0 * factor}",
                 f"matrix torch.float32 (4, 3) {66.0 * factor}",
@@ -86,14 +82,15 @@ def test_another_user_cannot_open_a_block() -> None:
 
 
 def test_the_tensors_themselves_are_not_in_the_message() -> None:
-    messages = SharedBlock(2**20, CPU).fill([("large", torch.zeros(100_000))], [ENGINE])
-    assert len(messages["engine"][0]) < 2000
+    block = SharedBlock(2**20, CPU)
+    (message,) = block.handles(block.fill([("large", torch.zeros(100_000))]), 1)
+    assert len(message) < 2000
 
 
 def test_a_block_has_no_name_that_could_be_opened_or_left_behind() -> None:
     before = shared_weights(os.getpid())
     block = SharedBlock(4096, CPU)
-    block.fill([("tensor", torch.ones(7))], [ENGINE])
+    block.fill([("tensor", torch.ones(7))])
     assert len(shared_weights(os.getpid()) - before) == 1
     assert os.fstat(block._file.fileno()).st_nlink == 0
     del block

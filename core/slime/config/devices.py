@@ -108,11 +108,6 @@ def shared_memory(config: RunConfig) -> Iterator[str]:
             "--update-weight-transport tensor hands over GPU memory, and on GPUs an engine sees only its own devices,"
             " none of the trainer's. Use distributed (NCCL), the default, or share the devices with --colocate"
         )
-    if transport == "tensor" and colocated and config.cluster.actor_num_nodes > 1:
-        yield (
-            "--update-weight-transport tensor, the default with --colocate, hands over memory of one node's GPU, and"
-            f" --actor-num-nodes is {config.cluster.actor_num_nodes}. Use --update-weight-transport disk"
-        )
     if transport == "distributed" and colocated:
         yield (
             "--update-weight-transport distributed cannot be used with --colocate on GPUs: NCCL refuses two processes"

@@ -21,6 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -80,12 +81,17 @@ class ColocatedRun(Run):
     # --- start: the engines have released their memory before the trainer takes any ---------------------
 
     def _start_engines(self, placement: Placement) -> None:
-        devices = self._trainer.devices() if placement.shared else []
-        visible = [[devices[rank] for rank in ranks] for ranks in placement.shared]
-        if self.config.sync.update_weight_transport == "tensor":
+        shared, nodes = placement.shared, placement.nodes_per_engine
+        devices = self._trainer.devices() if shared and self.config.on_gpu else []
+        visible = [[devices[rank] for rank in ranks] for ranks in shared] if devices else []
+        through_memory = self.config.sync.update_weight_transport == "tensor"
+        if through_memory and self.config.cluster.actor_num_nodes > 1:
+            # Each of its ranks opens memory of the rank that it shares a device with.
+            self._beside = [[*chain(*shared[first : first + nodes])] for first in range(0, len(shared), nodes)]
+        elif through_memory:
             # An engine opens memory of rank 0, and therefore must see its device; its own come first.
             visible = [list(dict.fromkeys([*own, devices[0]])) for own in visible]
-        self._engines.start(placement.engines, visible, nodes=placement.nodes_per_engine)
+        self._engines.start(placement.engines, visible, nodes=nodes)
 
     def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:
         if self._shares:

@@ -31,7 +31,7 @@ class Placement:
     groups: Sequence[PlacementGroup] = ()
     #: how many nodes an engine spans; each has a server of it
     nodes_per_engine: int = 1
-    #: the ranks on whose GPUs each server runs; empty if engines have devices of their own, and on CPUs
+    #: the ranks on whose devices each server runs; empty if engines have devices of their own, or need none
     shared: Sequence[Sequence[int]] = ()
 
     def release(self) -> None:
@@ -203,8 +203,7 @@ def _shared(demand: Demand, timeout_s: float, nodes: Sequence[int]) -> Placement
     servers = [used for engine in parts for used in engine]
     # A server's process is where its first rank is; the GPUs that it may use are passed to it.
     engines = [_options(group, demand, by_node[used[0]], _SHARE, cpus=0) for used in servers]
-    shared = servers if demand.resource == "GPU" else ()
-    return Placement(trainer, engines, [group], max(map(len, parts), default=1), shared)
+    return Placement(trainer, engines, [group], max(map(len, parts), default=1), servers)
 
 
 def _bundle(demand: Demand, devices: int) -> dict[str, float]:

@@ -81,6 +81,8 @@ class Run:
         if not plugins.find("generator", config.generator_name).spec.needs_engine:
             self._roles.discard("engines")
         self._placement: Placement | None = None
+        #: for each engine, the training rank on the device of each of its ranks, if they share memory of several nodes
+        self._beside: Sequence[Sequence[int]] = ()
         self._watch = watch = RunWatch(config.cluster.hang_timeout_s)
         self._engines = Engines(config, run_dir, watch, Models(plugins, config, run_dir))
         self._profiles = EngineProfiles(config, run_dir, self._engines.keys) if config.run.profiled_steps else None
@@ -355,6 +357,7 @@ class Run:
                     self._engines.tp_size,
                     str(self._weight_version),
                     restarts,
+                    self._beside,
                     doing=f"syncing weights (version {self._weight_version})",
                     timeout_s=2 * self.config.sync.weight_sync_timeout_s + SYNC_ANSWER_S,
                 ).wait()

@@ -241,7 +241,13 @@ class MegatronRank:
         return iter(()) if self.adapters is None else self.adapters.named(self.policy.chunks)
 
     def sync_weights(
-        self, engine_urls: list[str], keys: EngineKeys | None, tp_size: int, version: str, restarts: int = 0
+        self,
+        engine_urls: list[str],
+        keys: EngineKeys | None,
+        tp_size: int,
+        version: str,
+        restarts: int = 0,
+        beside: Sequence[Sequence[int]] = (),
     ) -> dict[str, float]:
         """Bring the engines to the policy's weights: every rank gathers; rank 0 sends, or each pipeline stage.
 
@@ -253,15 +259,17 @@ class MegatronRank:
             tp_size: Tensor-parallel size of an engine.
             version: Name of these weights, which the engines report with every token from now on.
             restarts: How often engines have been started again, each of which is to be connected to anew.
+            beside: For each engine, the rank on the device of each of its ranks, if memory of several nodes is shared.
 
         Returns:
             Metrics, on rank 0: `synced_bytes` that were sent to each engine, and `perf/sync/...` of each stage.
         """
         assert self._synced is not None and self._sender is not None
-        by_stage = self._sender.by_stage
+        by_stage, others = self._sender.by_stage, self._sender.ranks_beside(beside, self._device)
         weights = self._weights_of(self._synced, by_stage=by_stage, bucket_bytes=self._sender.gathered_bytes)
         if not (is_first_of_stage() if by_stage else self._rank == 0):
-            drain(weights)
+            with nullcontext() if others is None else others.following():
+                drain(weights)
             return {}
         return self._sender.send(weights, engine_urls, keys, tp_size=tp_size, version=version, restarts=restarts)
 

@@ -92,9 +92,9 @@ def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
             ),
         ]
     if config.cluster.colocate:
-        # Every rank hands its shard to the engine process beside it; what that process lacks is gathered before.
-        elsewhere = max(gathers) + sent / cluster.nodes * (cluster.nodes > 1) / (cluster.node_network)
-        ways.insert(0, SyncWay("tensor", sent, elsewhere + sent / link + calls, "through memory of each node"))
+        # Of several nodes, every rank gets a copy from rank 0 and hands it to the engine's rank beside it.
+        arrived = max(gathers) + calls if one_node else ways[0].seconds
+        ways.insert(0, SyncWay("tensor", sent, arrived + sent / link, "through memory of each node"))
     disk = sent / rates.disk_write + _engines(config) * sent / rates.disk_read
     ways.append(SyncWay("disk", sent, max(gathers) + disk, "a whole folder, read by every engine"))
     delta = sent * rates.delta_share

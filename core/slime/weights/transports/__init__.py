@@ -1,21 +1,23 @@
 """Sending weights from the trainer to live engines: from rank 0, or from the first rank of each pipeline stage.
 
 distributed: broadcasts in process groups shared with the engines (gloo or NCCL), one of each stage. tensor: handles of
-shared memory (CPU) or CUDA IPC, for engines on the same machine. disk: a Hugging Face folder that all can read.
+shared memory (CPU) or CUDA IPC, of rank 0 for engines on its machine, or of the ranks beside them for those on several
+nodes. disk: a Hugging Face folder that all can read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.config.weight_options import SyncOptions
+from slime.config.weight_options import LAST_WORDS_S, SyncOptions
 from slime.engine.control import EngineControl, EngineKeys
 from slime.plugin.architecture import Architecture
 from slime.weights.quantised import Quantisation, quantisation_of
 from slime.weights.shards import GATHERED_BYTES, NamedTensors, drained
+from slime.weights.transports.beside import RanksBeside
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
 from slime.weights.transports.stages import Turns
@@ -24,6 +26,8 @@ from slime.weights.transports.transport import WeightTransport, joined_by_engine
 from slime.weights.verify import WeightCheck
 
 if TYPE_CHECKING:
+    import torch
+
     from slime.config import RunConfig
 
 
@@ -50,8 +54,20 @@ class WeightSender:
         self._transport: WeightTransport | None = None
         #: of each of several senders
         self._turns: Turns | None = None
+        self._beside: RanksBeside | None = None
         #: the engines that it sends to, and how often some were started again
         self._connected: tuple[tuple[str, ...], int] = (), 0
+
+    def ranks_beside(self, beside: Sequence[Sequence[int]], device: torch.device) -> RanksBeside | None:
+        """Of all ranks at once, before a sync: the ranks beside engines on several nodes, if there are any.
+
+        Args:
+            beside: For each engine, the trainer's rank on the device of each of its ranks; empty if one node has all.
+            device: Of this rank's weights.
+        """
+        if beside and self._beside is None:
+            self._beside = RanksBeside(beside, device, self._config.sync.weight_sync_timeout_s + LAST_WORDS_S)
+        return self._beside
 
     def send(
         self,
@@ -69,7 +85,11 @@ class WeightSender:
         """
         if self.by_stage and self._turns is None:
             self._turns = Turns.of_pipeline()
-        with drained(weights), nullcontext() if self._turns is None else self._turns.sync():
+        with drained(weights), ExitStack() as last:
+            if self._turns is not None:
+                last.enter_context(self._turns.sync())
+            if self._beside is not None:
+                last.callback(self._beside.end)
             transport = self._transport_to(engine_urls, keys, tp_size=tp_size, restarts=restarts)
             named = weights if self._quantised is None else self._quantised.tensors(weights)
             return transport.send(named, version=version)
@@ -94,6 +114,7 @@ class WeightSender:
                     on_gpu=config.on_gpu,
                     repeated=config.restarts_engines,
                     turns=self._turns,
+                    beside=self._beside,
                 )
             else:  # an engine that was started again has lost its connection
                 self._transport.connect(engines)
@@ -117,6 +138,7 @@ def create_transport(
     repeated: bool = False,
     quantised: Quantisation | None = None,
     turns: Turns | None = None,
+    beside: RanksBeside | None = None,
 ) -> WeightTransport:
     """The transport of `--update-weight-transport` to these engines, for a sender.
 
@@ -130,6 +152,7 @@ def create_transport(
         repeated: Whether a failed sync is repeated.
         quantised: How the engines hold it, if not as it is; the tensors that are sent are then its.
         turns: If each pipeline stage sends its own tensors, the turns of this stage's sender.
+        beside: The ranks beside the engines, if those are on several nodes and memory is shared.
     """
     check = None
     if options.check_weight_update_equal:
@@ -150,7 +173,7 @@ def create_transport(
     bucket_bytes = options.update_weight_buffer_size
     match options.update_weight_transport:
         case "tensor":
-            return TensorTransport(**common, on_gpu=on_gpu, bucket_bytes=bucket_bytes)
+            return TensorTransport(**common, on_gpu=on_gpu, bucket_bytes=bucket_bytes, beside=beside)
         case "disk":
             return DiskTransport(**common, folder=scratch, source_folder=hf_folder, model=model)
         case _:

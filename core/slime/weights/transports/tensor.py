@@ -1,39 +1,17 @@
-"""Weights as handles of shared memory (CPU) or CUDA IPC, for engines on the trainer's machine.
-
-SGLang unpickles with `torch.multiprocessing`'s functions from an allow-list. Pickling differs from torch's own reducers
-in two ways, both because trainer and engine are unrelated processes:
-
-- CPU: memory is an unnamed file of the trainer, which engines open through /proc (`slime_cpu.sglang_memory`). Only
-  processes of the same user can, nothing limits its size but memory, and it is gone when the trainer is, however it
-  ends. torch would make named files, which a process that is killed leaves behind.
-- CUDA: devices are named by UUID, since processes number the devices they see differently. This is the form of
-  `sglang.srt.utils.patch_torch`, whose `rebuild_cuda_tensor` the engine installs before unpickling.
-"""
+"""Weights as handles of shared memory (CPU) or CUDA IPC, for engines on the trainer's machine."""
 
 from __future__ import annotations
 
-import base64
-import io
-import os
-import pickle
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
 
-import torch
 from torch import Tensor
-from torch.multiprocessing import reductions as _reductions
 
-from slime.engine.control import EngineControl
 from slime.weights.shards import NamedTensors
+from slime.weights.transports.beside import RanksBeside
+from slime.weights.transports.shared_block import SharedBlock, laid_out
 from slime.weights.transports.transport import Fleet, FleetCall, WeightTransport, sync_buckets
 
-reductions: Any = _reductions  # untyped in torch
-
-_ALIGNMENT = 64
-_CUDA_DEVICE_ARGUMENT = 6
 #: of a block that stays; more would be used no better by trainer and engine at the same time
 _BLOCK_BYTES = 64 * 2**20
 
@@ -48,10 +26,12 @@ class TensorTransport(WeightTransport):
     Attributes:
         on_gpu: Whether the weights are on a GPU that the engines share.
         bucket_bytes: Bytes shared at a time; on a CPU 64 MiB at most, unless a tensor is larger.
+        beside: The ranks beside the engines, if those are on several nodes.
     """
 
     on_gpu: bool
     bucket_bytes: int
+    beside: RanksBeside | None = None
     _blocks: dict[int, SharedBlock] = field(default_factory=dict, init=False)
 
     def _update(self, named: NamedTensors, version: str) -> None:
@@ -63,8 +43,14 @@ class TensorTransport(WeightTransport):
                 if self.on_gpu and loading is not None:  # one bucket of GPU memory at a time
                     loading.wait(fleet.deadline)
                     self.close()
-                block = self._block(0 if self.on_gpu else number % 2, bucket)
-                handles = block.fill(bucket, self.engines)
+                index = 0 if self.on_gpu else number % 2
+                block = self._block(index, bucket)
+                layout = block.fill(bucket)
+                if self.beside is None:
+                    of_engines = [block.handles(layout, engine.tp_size) for engine in self.engines]
+                else:
+                    of_engines = self.beside.hand_over(index, block, layout)
+                handles = {engine.url: theirs for engine, theirs in zip(self.engines, of_engines, strict=True)}
                 if loading is not None:
                     loading.wait(fleet.deadline)
                 loading = self._start_loading(fleet, handles, version, flush=self._flushes(number))
@@ -89,7 +75,7 @@ class TensorTransport(WeightTransport):
 
     def _block(self, index: int, bucket: Sequence[tuple[str, Tensor]]) -> SharedBlock:
         """Memory for a bucket; the engines have loaded what was in it."""
-        needed = _laid_out(bucket)[1]
+        needed = laid_out(bucket)[1]
         block = self._blocks.get(index)
         if block is None or block.size < needed:
             block = None
@@ -100,68 +86,3 @@ class TensorTransport(WeightTransport):
     def close(self) -> None:
         """Free the memory. Engines that still have it mapped keep it until they map another."""
         self._blocks.clear()
-
-
-def _laid_out(named: Sequence[tuple[str, Tensor]]) -> tuple[list[int], int]:
-    """The places of tensors in memory, and the bytes of all."""
-    *offsets, total = accumulate((-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for _, tensor in named), initial=0)
-    return offsets, total
-
-
-class SharedBlock:
-    """Memory that engines can open."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.size = size
-        self._device = device
-        if device.type == "cpu":
-            #: open for as long as engines may look for it
-            self._file = io.FileIO(os.memfd_create("slime-weights"), "r+")
-            self._file.truncate(size)
-            path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
-            #: how engines find it, and know it from another that gets the same path
-            self._handle = f"{path} {uuid.uuid4().hex}".encode()
-            self._storage = torch.UntypedStorage.from_file(path, True, size)
-        else:
-            self._storage = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
-
-    def fill(self, named: Sequence[tuple[str, Tensor]], engines: Sequence[EngineControl]) -> dict[str, list[str]]:
-        """Copy tensors here, next to one another.
-
-        Returns:
-            URL of an engine -> for each of its ranks, base64 of the pickled [(name, tensor)].
-        """
-        copies = []
-        for (name, tensor), offset in zip(named, _laid_out(named)[0], strict=True):
-            copy = torch.empty(0, dtype=tensor.dtype, device=self._device)
-            copy.set_(self._storage, offset // tensor.element_size(), tensor.shape)  # type: ignore[call-overload]  # torch does not type it
-            copy.copy_(tensor)
-            copies.append((name, copy))
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        # On a GPU each string counts as a reference, so every rank gets its own.
-        return {engine.url: [self._serialized(copies) for _ in range(engine.tp_size)] for engine in engines}
-
-    def _serialized(self, named: Sequence[tuple[str, Tensor]]) -> str:
-        """What one receiver unpickles."""
-        buffer = io.BytesIO()
-        pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
-        pickler.dispatch_table = {
-            Tensor: _reduce_tensor,
-            torch.storage.TypedStorage: reductions.reduce_typed_storage,
-            torch.UntypedStorage: self._reduce_storage,
-        }
-        pickler.dump(named)
-        return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-    def _reduce_storage(self, _: Any) -> tuple[Any, ...]:
-        return reductions.rebuild_storage_filename, (torch.UntypedStorage, b"", self._handle, self.size)
-
-
-def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
-    rebuild, arguments = reductions.reduce_tensor(tensor)
-    if tensor.device.type != "cuda":
-        return rebuild, arguments
-    number = _CUDA_DEVICE_ARGUMENT
-    uuid = str(torch.cuda.get_device_properties(arguments[number]).uuid)
-    return rebuild, (*arguments[:number], uuid, *arguments[number + 1 :])
