@@ -18,7 +18,7 @@ class FakeSGLang:
     """What an engine of this model would say of itself; it computes nothing."""
 
     def __init__(self, model: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
         config = json.loads((model / "config.json").read_text())
         self.info: dict[str, Any] = {
             "version": version("sglang"), "model_path": str(model), "tp_size": 1, "pp_size": 1, "dp_size": 1,
@@ -44,7 +44,8 @@ class FakeSGLang:
         if path == "/model_info":
             return self.model
         if path == "/tokenize":
-            tokens = self.tokenizer(body["prompt"])["input_ids"] if self.tokens is None else self.tokens
+            own = self.tokens
+            tokens = [self.tokenizer(text)["input_ids"] if own is None else own for text in body["prompt"]]
             return {"tokens": tokens, "max_model_len": self.context}
         return {}
 

@@ -24,6 +24,8 @@ from slime.errors import ConfigError, EngineRefusedError, SlimeError
 _TIMEOUT_S = 30.0
 #: of scripts, digits and white space that vocabularies cut in different ways
 _PROBE = "The 3 quick foxes: naïve café, 你好 мир\n\tdef f(x): return x**2 # 1234567"
+#: tokens of the vocabulary, evenly spread over it, whose text is compared too
+_SPREAD = 64
 #: keys of config.json that say nothing about the tensors and how they are computed
 _INCIDENTAL = {"_name_or_path", "transformers_version", "use_cache", "torch_dtype", "dtype", "architectures"}
 
@@ -49,6 +51,7 @@ class _Wanted:
         self.compared = config.sync.check_weight_update_equal
         self.folder = Path(str(config.checkpoint.hf_checkpoint))
         self.model: dict[str, Any] = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        #: text -> the tokens that this run's tokenizer makes of it
         self.tokens = _tokens(self.folder, trusted=config.checkpoint.trust_remote_code)
         self.longest = config.rollout.rollout_max_context_len
         #: SGLang's options by field name, with the flags that set them
@@ -79,11 +82,15 @@ def _dtype(config: RunConfig) -> str:
     return words[words.index("--dtype") + 1] if "--dtype" in words else "auto"
 
 
-def _tokens(folder: Path, *, trusted: bool) -> list[int]:
+def _tokens(folder: Path, *, trusted: bool) -> dict[str, list[int]]:
+    """Texts with which two tokenizers of different vocabularies, or of different special tokens, tell themselves."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
-    return list(tokenizer(_PROBE)["input_ids"])
+    size = len(tokenizer)
+    spread = [tokenizer.decode([size * number // _SPREAD]) for number in range(min(_SPREAD, size))]
+    texts = (_PROBE, "".join(tokenizer.all_special_tokens), " ".join([*spread, tokenizer.decode([size - 1])]))
+    return {text: list(tokenizer(text)["input_ids"]) for text in texts if text}
 
 
 def _differences(wanted: _Wanted, keys: EngineKeys | None, url: str) -> list[str]:
@@ -141,12 +148,17 @@ def _of_model(wanted: _Wanted, model: Mapping[str, Any], info: Mapping[str, Any]
 
 def _of_tokenizer(wanted: _Wanted, url: str, keys: EngineKeys | None) -> Iterator[str]:
     key = None if keys is None else keys.api
-    answer = call("POST", url, "/tokenize", {"prompt": _PROBE}, timeout_s=_TIMEOUT_S, key=key)
-    if (got := answer.get("tokens")) != wanted.tokens:
-        yield (
-            f"its tokenizer makes other tokens of the same text: got {got}, expected {wanted.tokens}, as the one in"
-            f" {wanted.folder}"
-        )
+    texts = [*wanted.tokens]
+    answer = call("POST", url, "/tokenize", {"prompt": texts}, timeout_s=_TIMEOUT_S, key=key)
+    theirs = answer.get("tokens")
+    found = theirs if isinstance(theirs, list) and len(theirs) == len(texts) else [theirs] * len(texts)
+    for text, got in zip(texts, found, strict=True):
+        if got != wanted.tokens[text]:
+            yield (
+                f"its tokenizer makes other tokens of {text!r}: got {got}, expected {wanted.tokens[text]}, as the one"
+                f" in {wanted.folder}"
+            )
+            break
     context = answer.get("max_model_len")
     if wanted.longest is not None and isinstance(context, int) and context < wanted.longest:
         yield f"--context-length: got {context} tokens, expected at least {wanted.longest} (--rollout-max-context-len)"

@@ -62,7 +62,11 @@ class ExternalEngine:
         try:
             self._version = self._control.weight_version()
         except SlimeError as error:
-            raise EngineStartError(f"the external engine at {url} does not answer: {error}") from error
+            raise EngineStartError(
+                f"the external engine at {url} does not answer: {error}. Every attempt of a run, a restart too, begins"
+                " with all engines that it names. Start it again, or resume the run without it in"
+                " --rollout-external-engine-addrs"
+            ) from error
         self._failure: str | None = None
         self._closed = Event()
         Thread(target=self._look, name="slime-external-engine", daemon=True).start()

@@ -184,7 +184,9 @@ class Recovery:
             EngineError: It was the last one.
         """
         now = time.monotonic()
-        self._observer.part_dropped(owner, str(error))
+        # Only its owner may let it generate: a part of its weights may be of an update that did not end.
+        paused = "It may still be paused, with a part of newer weights: restart it before others use it."
+        self._observer.part_dropped(owner, f"{error}\n{paused}")
         self._lost[owner] = _Lost(error, now, math.inf, math.inf)
         self._engines.begin_end(_index(owner))
         if not self._serving():
