@@ -147,9 +147,9 @@ def test_options_that_would_open_the_engines_are_refused_without_their_value(
 
 def test_an_option_that_opens_an_engine_to_others_on_the_machine_is_noted() -> None:
     for words in (["--sglang-attn-dp-size", "2"], ["--sglang-enable-dp-attention"]):
-        [note] = config_notes(read_config(words))
+        [note] = config_notes(read_config([*words, "--device", "cpu"]))
         assert words[0] in note and "any user of the machine can run code as you" in note
-    assert config_notes(read_config(["--sglang-attn-dp-size", "1"])) == []
+    assert config_notes(read_config(["--sglang-attn-dp-size", "1", "--device", "cpu"])) == []
 
 
 def test_the_engine_size_may_be_set_by_the_flag_of_sglang(load: Load) -> None:
