@@ -350,14 +350,10 @@ class Run:
     def _send_weights(self) -> None:
         def send(urls: list[str], restarts: int) -> list[dict[str, float]]:
             with self._watch.during_sync():
+                engines = self._engines
                 return self._trainer.begin(
                     TrainerProcess.sync_weights,
-                    urls,
-                    self._engines.keys,
-                    self._engines.tp_size,
-                    str(self._weight_version),
-                    restarts,
-                    self._beside,
+                    *(urls, engines.keys, engines.tp_size, str(self._weight_version), restarts, self._beside),
                     doing=f"syncing weights (version {self._weight_version})",
                     timeout_s=2 * self.config.sync.weight_sync_timeout_s + SYNC_ANSWER_S,
                 ).wait()
