@@ -91,6 +91,9 @@ MODES = {
         "tests/integration/test_external_engines.py::"
         "test_a_run_equals_one_with_an_engine_of_its_own_over_disk_and_broadcast"
     ),
+    "`--rollout-quantization fp8`, experts divided among the trainer's ranks": (
+        "plugins/quantised/tests/test_gap.py::test_experts_that_ranks_divide_are_quantised_as_those_of_one_rank"
+    ),
     "drafts of the model's own layers that engines hold as trained; speculation itself was not run": (
         "tests/weights/test_drafts.py::test_the_engines_drafts_are_those_that_were_trained"
     ),

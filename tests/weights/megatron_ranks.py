@@ -78,11 +78,15 @@ def _rank(rank: int, world_size: int, port: int, pipe: Any, function: Callable[.
 
 
 def build(
-    folder: Path, *, tp: int = 1, pp: int = 1, vpp: int | None = None, padded_vocab: int | None = None
+    folder: Path, *, tp: int = 1, pp: int = 1, vpp: int | None = None, ep: int = 1, padded_vocab: int | None = None
 ) -> list[Any]:
     """This rank's model chunks, initialised at random, for the model in `folder`."""
     parallel_state.initialize_model_parallel(
-        tp, pp, virtual_pipeline_model_parallel_size=vpp, create_gloo_process_groups=False
+        tp,
+        pp,
+        virtual_pipeline_model_parallel_size=vpp,
+        expert_model_parallel_size=ep,
+        create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(7, inference_rng_tracker=True, force_reset_rng=True)
     model = read_architecture(folder)
@@ -91,6 +95,7 @@ def build(
         tensor_model_parallel_size=tp,
         pipeline_model_parallel_size=pp,
         virtual_pipeline_model_parallel_size=vpp,
+        expert_model_parallel_size=ep,
         pipeline_dtype=torch.float32,
         use_cpu_initialization=True,
         overlap_p2p_comm=vpp is not None,
@@ -98,7 +103,8 @@ def build(
         **keywords,
         **({"num_layers_in_first_pipeline_stage": 2} if pp == 2 and vpp is None else {}),
     )
-    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
+    experts = config.num_moe_experts
+    spec = get_gpt_layer_local_spec(experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
     gpt = dict(model.gpt)
     vocab_size = gpt.pop("vocab_size")
     return [

@@ -48,3 +48,33 @@ def test_the_trainer_holds_what_a_quantiser_in_float64_says_and_its_own_weights_
         else:
             assert torch.equal(inside[name], stored[name]), name
     assert quantised > 10
+
+
+def _sent_by_two_ranks(_: int, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    from slime_quantised.gap import with_dequantized_weights
+
+    model = read_architecture(folder)
+    chunks = build(folder, ep=torch.distributed.get_world_size())
+    load_hf(chunks, folder, model)
+    sent = {name: _bits(tensor.clone()) for name, tensor in Fp8(model).tensors(named_hf_tensors(chunks, model))}
+    with with_dequantized_weights(chunks, Fp8(model).rules):
+        inside = {name: tensor.clone() for name, tensor in named_hf_tensors(chunks, model)}
+    return inside, sent
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Numbers of 8 bits as bytes, which can be pickled."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+
+def test_experts_that_ranks_divide_are_quantised_as_those_of_one_rank(model_folder: Folders) -> None:
+    folder = model_folder("qwen3_moe", seed=1, hidden_size=192, moe_intermediate_size=160, head_dim=48)
+    (inside, sent), (elsewhere, nothing) = run_ranks(_sent_by_two_ranks, 2, folder)
+    stored = load_file(folder / "model.safetensors")
+    assert elsewhere == nothing == {} and inside.keys() == stored.keys()
+    one = {name: _bits(tensor) for name, tensor in Fp8(read_architecture(folder)).tensors(iter(stored.items()))}
+    assert sent.keys() == one.keys() and all(torch.equal(sent[name], one[name]) for name in one)
+    experts = [name for name in stored if ".experts." in name]
+    assert len(experts) == 3 * 8 * 3
+    assert all(torch.equal(inside[name], fp8_reference.dequantised(stored[name])) for name in experts)
+    assert all(f"{name}_scale_inv" in sent and sent[name].dtype == torch.uint8 for name in experts)
