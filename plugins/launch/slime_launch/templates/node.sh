@@ -93,7 +93,12 @@ lead() {
   echo "slime launch: the cluster $head is ready and idle; 'touch $attempt/stop' ends it"
   until [ -e "$attempt/stop" ]; do sleep 1; done
 {%- else %}
-  {{ train | shlex }} --ray-address "$head"{% if train_log %} >>"$attempt/train.log" 2>&1{% endif %} &
+  # The driver never outlives this shell: it would keep the run folder from the next job. When a job is cancelled, every
+  # process of it is asked to end, and this shell waits for the driver, which may be saving.
+  local with=(env)
+  ! command -v setpriv >/dev/null || with=(setpriv --pdeathsig KILL)
+  trap : TERM
+  "${with[@]}" {{ train | shlex }} --ray-address "$head"{% if train_log %} >>"$attempt/train.log" 2>&1{% endif %} &
   run=$!
   while kill -0 "$run" 2>/dev/null; do
     if [ -e "$attempt/stop" ]; then

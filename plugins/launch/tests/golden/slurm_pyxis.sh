@@ -96,7 +96,12 @@ lead() {
   local head=$1 run code=0
   # shellcheck disable=SC2086 # one word each
   python -m slime_launch.wait_for_nodes "$head" --timeout-s 600 --stop "$attempt/stop" $names || return $?
-  slime train /data/outputs/first/launch/run_2026-01-02_030405.toml --run-name first --device cuda --resume auto --ray-address "$head" >>"$attempt/train.log" 2>&1 &
+  # The driver never outlives this shell: it would keep the run folder from the next job. When a job is cancelled, every
+  # process of it is asked to end, and this shell waits for the driver, which may be saving.
+  local with=(env)
+  ! command -v setpriv >/dev/null || with=(setpriv --pdeathsig KILL)
+  trap : TERM
+  "${with[@]}" slime train /data/outputs/first/launch/run_2026-01-02_030405.toml --run-name first --device cuda --resume auto --ray-address "$head" >>"$attempt/train.log" 2>&1 &
   run=$!
   while kill -0 "$run" 2>/dev/null; do
     if [ -e "$attempt/stop" ]; then
