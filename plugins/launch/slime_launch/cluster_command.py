@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from slime.cli.arguments import Arguments
@@ -54,8 +55,6 @@ Nothing is started but one small process on each node. It takes the FLAGS of
 #: as Ray calls what its head has
 _HEAD = "node:__internal_head__"
 _CLOCK_LOOKS = 5
-#: bytes of a checkpoint for each byte of a model in 16 bits: weights, and Adam's three copies in 32 bits
-_CHECKPOINT = 7
 #: how much is written to the output folder to measure it: so many bytes, for so long at most
 _WRITTEN_BYTES, _WRITTEN_S = 256 << 20, 3.0
 _CHUNK = 16 << 20
@@ -176,7 +175,7 @@ def _ask(stated: Namespace, config: RunConfig) -> Checked:
     head = next((name_of(one) for one in alive if _HEAD in one["Resources"]), "")
     problems += of_many(settings_of(checked.nodes, head) if checked.nodes else here.ray_settings, len(alive))
     saves = config.checkpoint.save is not None or config.checkpoint.save_interval is not None
-    checkpoint = saves * _CHECKPOINT * _weights(Path(config.checkpoint.hf_checkpoint or "."))
+    checkpoint = int(_planner().checkpoint_at_hand(config)) if saves else 0
     deadline_s = config.cluster.step_timeout_s
     where = Path(config.checkpoint.save or output)
     problems += of_folder(where, free=free, written=checked.written, checkpoint=checkpoint, deadline_s=deadline_s)
@@ -208,9 +207,12 @@ def _existing(folder: Path) -> Path:
 
 def _planned(config: RunConfig) -> tuple[float, float]:
     """Bytes that the planner predicts of a node's host memory, and of a batch in shared memory; 0 for no prediction."""
-    planner = import_shop("slime_planner.at_hand", "`slime cluster check`")
-    found: tuple[float, float] = planner.host_at_hand(config)
+    found: tuple[float, float] = _planner().host_at_hand(config)
     return found
+
+
+def _planner() -> ModuleType:
+    return import_shop("slime_planner.at_hand", "`slime cluster check`")
 
 
 def _speed(folder: Path, problems: list[Problem]) -> float:
@@ -279,8 +281,3 @@ def _clock(actor: Any, timeout_s: float) -> float:
 def off(took: float, later: float) -> float:
     """Seconds of a clock that showed `later` than this one's at the question, whose answer took `took`."""
     return later - took if later > took else min(later, 0.0)
-
-
-def _weights(model: Path) -> int:
-    """Bytes of a model's weights."""
-    return sum(file.stat().st_size for file in model.glob("*.safetensors"))

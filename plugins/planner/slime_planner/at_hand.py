@@ -19,6 +19,7 @@ from slime_planner.fleet_lines import assumed_lines, engine_lines, memory_lines,
 from slime_planner.fleet_plan import FleetPlan, fleet_plan, host_need
 from slime_planner.known_models import described
 from slime_planner.predicted_cache import engine_memory
+from slime_planner.predicted_checkpoint import checkpoint_bytes
 from slime_planner.predicted_memory import not_predicted, rank_memory
 from slime_planner.rates import Rates
 
@@ -57,16 +58,11 @@ def host_at_hand(config: RunConfig) -> tuple[float, float]:
 
     Without GPUs ranks and engines are in host memory themselves. Of what is not predicted it is 0.
     """
-    folder = config.checkpoint.hf_checkpoint
-    if folder is None or not_predicted(config) is not None:
-        return 0.0, 0.0
-    try:
-        models = Models.installed(config)
-        model = models.as_trained(models.read(Path(folder)))
-    except SlimeError:  # which the checks of a run tell
+    model = _model_of(config)
+    if model is None:
         return 0.0, 0.0
     held = rank_memory(config, model)
-    need = host_need(config, described(folder, model), held)
+    need = host_need(config, described(str(config.checkpoint.hf_checkpoint), model), held)
     if config.on_gpu:
         return need.total, need.routes
     options = config.cluster
@@ -74,6 +70,24 @@ def host_at_hand(config: RunConfig) -> tuple[float, float]:
     # Engines are beside the ranks: as many as there are devices for, whole or in parts.
     engines = min(ranks, config.rollout_devices) * engine_memory(config, model) if config.trains_policy else 0.0
     return max(one.total for one in held) * ranks + engines, need.routes
+
+
+def checkpoint_at_hand(config: RunConfig) -> float:
+    """Bytes of a checkpoint of a run; 0 if it is not predicted."""
+    model = _model_of(config)
+    return 0.0 if model is None else checkpoint_bytes(config, model)
+
+
+def _model_of(config: RunConfig) -> Architecture | None:
+    """The model of a run as it is trained; None if nothing is predicted of it."""
+    folder = config.checkpoint.hf_checkpoint
+    if folder is None or not_predicted(config) is not None:
+        return None
+    try:
+        models = Models.installed(config)
+        return models.as_trained(models.read(Path(folder)))
+    except SlimeError:  # which the checks of a run tell
+        return None
 
 
 def cluster_at_hand(config: RunConfig, devices: Devices, *, with_engines: bool) -> tuple[Cluster, str]:
