@@ -29,6 +29,7 @@ from slime.errors import EngineError, WeightSyncError
 from slime.kit.processes import living_members
 from slime.weights.hf_config import read_hf_config
 from slime.weights.hf_load import load_hf
+from slime.weights.local_copy import LocalCopy
 from slime.weights.shards import drain, named_hf_tensors
 from slime.weights.transports import create_transport
 from slime.weights.transports.group import BroadcastGroup
@@ -66,6 +67,8 @@ def _transport(
     repeated: bool = False,
     **options: object,
 ) -> WeightTransport:
+    if name == "delta":
+        name, options = "disk", {**options, "disk_delta": True}
     settings = SyncOptions.model_validate({"update_weight_transport": name, "weight_sync_timeout_s": 30.0, **options})
     return create_transport(
         settings,
@@ -75,6 +78,7 @@ def _transport(
         scratch=scratch,
         on_gpu=False,
         repeated=repeated,
+        receive=lambda _, versions, version, __: LocalCopy(scratch / "copy").bring_to(versions, version),
     )
 
 
@@ -113,7 +117,7 @@ def _assert_serves(engine: EngineServer, folder: Path, version: str | None = Non
 
 
 @pytest.mark.parametrize("bucket_bytes", [2**29, 40_000], ids=["one-bucket", "many-buckets"])
-@pytest.mark.parametrize("name", TRANSPORTS)
+@pytest.mark.parametrize("name", [*TRANSPORTS, "delta"])
 def test_engine_computes_with_the_weights_that_were_sent(
     engine: EngineServer, model_folder: Folders, tmp_path: Path, name: str, bucket_bytes: int
 ) -> None:
@@ -129,8 +133,10 @@ def test_engine_computes_with_the_weights_that_were_sent(
     )
     transport.send(iter(_weights(old).items()), version="1")
     _assert_serves(engine, old, "1")
-    transport.send(iter(_weights(new).items()), version="2")
+    metrics = transport.send(iter(_weights(new).items()), version="2")
     _assert_serves(engine, new, "2")
+    if name == "delta":  # not whole: norms have not changed
+        assert 0.5 < metrics["perf/sync/changed_share"] < 1
     transport.close()
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from slime.config.choices import choice_problems
-from slime.config.devices import colocation, engine_devices, external_engines, shared_memory
+from slime.config.devices import colocation, deltas, engine_devices, external_engines, shared_memory
 from slime.config.eval_sets import eval_sets, evaluation, evaluation_interval, evaluation_notes, rewards_of_sets
 from slime.config.megatron_checks import MEGATRON_CHECKS, Check
 from slime.config.megatron_effects import dependent_notes, refused_effects
@@ -428,6 +428,7 @@ CHECKS: tuple[Check, ...] = (
     external_engines,
     colocation,
     shared_memory,
+    deltas,
     ports,
     profiles,
     evaluation,

@@ -52,12 +52,15 @@ def external_engines(config: RunConfig) -> Iterator[str]:
         "--colocate": config.cluster.colocate,
         "--engine-port": config.cluster.engine_port is not None,
         "--rollout-quantization": config.sync.rollout_quantization is not None,
+        "--disk-delta": config.sync.disk_delta,
     }
     why = {
         "--update-weight-transport tensor": "somebody else's engines share no memory with the trainer: use disk or"
         " distributed",
         "--colocate": "their devices are not the trainer's",
         "--engine-port": "they have their ports already",
+        "--disk-delta": "the run has no process on their nodes that could apply what changed to a copy: use"
+        " --update-weight-transport disk without it",
         "--rollout-quantization": "how they hold their weights was decided when they were started",
     }
     yield from (f"{name} excludes {flag}, since {why[name]}" for name, asked in excluded.items() if asked)
@@ -95,6 +98,16 @@ def colocation(config: RunConfig) -> Iterator[str]:
         yield (
             f"--colocate: --rollout-num-gpus-per-engine {per_engine} neither divides --actor-num-gpus-per-node"
             f" {cluster.actor_num_gpus_per_node} nor is a multiple of it: an engine would have a part of a node"
+        )
+
+
+def deltas(config: RunConfig) -> Iterator[str]:
+    """--disk-delta is a way of writing versions to a disk."""
+    transport = config.sync.update_weight_transport
+    if config.sync.disk_delta and transport != "disk":
+        yield (
+            f"--disk-delta needs --update-weight-transport disk, and this run sends its weights by {transport}. Add it,"
+            " or drop --disk-delta"
         )
 
 

@@ -102,6 +102,12 @@ class SyncOptions(Section):
     """How weights are sent: by broadcast (distributed), through memory of one machine (tensor: without GPUs, or on GPUs
     with --colocate), or through a shared folder (disk). Default: tensor on one machine without GPUs unless --colocate
     is set, and on GPUs if it is; else distributed."""
+    disk_delta: bool = False
+    """With --update-weight-transport disk, write only what changed since the version before; each engine applies it to
+    a copy of the weights in its node's temporary folder (TMPDIR)."""
+    disk_delta_full_every: Annotated[Count, Needs("disk_delta")] = 20
+    """Every so many versions is written whole. An engine that starts late reads the newest of them and what changed
+    since."""
     update_weight_buffer_size: int = Field(default=512 * 2**20, ge=1)
     """Maximum number of bytes to send at a time; a sender holds at most twice as many besides its own weights."""
     check_weight_update_equal: bool = False

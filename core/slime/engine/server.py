@@ -7,6 +7,7 @@ options that the user set override them.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import math
 import os
 import re
@@ -237,6 +238,21 @@ class EngineServer(SupervisedProcess):
 
         super().wait_ready(timeout_s, look)
         self._find_shared_memory()
+
+    def copy_folder(self) -> Path:
+        """A folder on this node for a copy of the weights, which goes with the server.
+
+        Its path is the same on all nodes of an engine, and nobody without the keys can guess it.
+        """
+        assert self._scratch is not None
+        if self.spec.part is None:
+            return self._scratch.path / "weights"
+        secret = f"{self.spec.keys and self.spec.keys.admin} {self.spec.part.meeting}"
+        link = Path(tempfile.gettempdir()) / f"{_PREFIX}{hashlib.sha256(secret.encode()).hexdigest()}"
+        link.unlink(missing_ok=True)  # of a server that was killed
+        link.symlink_to(self._scratch.path)
+        self._scratch.remember([link])
+        return link / "weights"
 
     def _find_shared_memory(self) -> None:
         """Find its files while it lives: processes that have been killed tell nothing."""

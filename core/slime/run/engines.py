@@ -26,9 +26,11 @@ from slime.kit.processes.pulse import PULSE
 from slime.observe.memory import resident_bytes
 from slime.platform import platform_of
 from slime.run.ray_session import live_nodes, of_several_nodes
+from slime.run.receiver import Receiver
 from slime.run.supervise.processes import WatchedProcess
 from slime.run.supervise.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, node_address
+from slime.weights.local_copy import LocalCopy
 from slime.weights.models import Models
 from slime.weights.quantised import model_arguments
 
@@ -98,6 +100,14 @@ class EngineProcess(EngineServer):
         """See `EngineControl.restore_memory`."""
         if self._answers:
             self.control.restore_memory(kinds)
+
+    def receive_weights(self, versions: Path, version: str) -> Path:
+        """Bring this node's copy of the weights to a version: see `LocalCopy.bring_to`. All parts have the same path.
+
+        Raises:
+            CheckpointError: It cannot be done.
+        """
+        return LocalCopy(self.copy_folder()).bring_to(versions, version)
 
     def held_bytes(self) -> int:
         """Bytes of host memory that the server's processes hold."""
@@ -303,6 +313,12 @@ class Engines:
         """Bytes of host memory that the servers hold."""
         doing = "measuring the engines' memory"
         return sum(self._workers.begin(EngineProcess.held_bytes, doing=doing, watch=self._watch).wait())
+
+    def receiver(self) -> Receiver | None:
+        """With --disk-delta, what brings the copies of the engines that there are now to a version of the weights."""
+        if not self._config.sync.disk_delta:
+            return None
+        return Receiver({url: self._workers.actors(index) for index, url in enumerate(self.urls)})
 
     # --- restarts: see slime.run.supervise.recovery -----------------------------------------------------------
 

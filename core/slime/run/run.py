@@ -354,6 +354,7 @@ class Run:
                 return self._trainer.begin(
                     TrainerProcess.sync_weights,
                     *(urls, engines.keys, engines.tp_size, str(self._weight_version), restarts, self._beside),
+                    engines.receiver(),
                     doing=f"syncing weights (version {self._weight_version})",
                     timeout_s=2 * self.config.sync.weight_sync_timeout_s + SYNC_ANSWER_S,
                 ).wait()

@@ -444,6 +444,10 @@ class Workers:
         timeout_s = self._config.cluster.step_timeout_s if timeout_s is None else timeout_s
         return PendingCall(refs, doing, timeout_s, watch or self._watch, self._parts[chosen])
 
+    def actors(self, index: int) -> tuple[list[Any], list[tuple[str, Path]]]:
+        """Ray's handles of the processes with this index, for another process, and their names and log files."""
+        return self._actors[self._of(index)], self._parts[self._of(index)]
+
     def stop(self, *, grace_s: float, orderly: bool = True) -> None:
         """End the processes.
 

@@ -36,6 +36,7 @@ from slime.weights.models import Models
 from slime.weights.quantised import quantisation_of
 from slime.weights.shards import NamedTensors, drain, drained, is_first_of_stage, named_hf_tensors
 from slime.weights.transports import WeightSender
+from slime.weights.transports.delta import Receive
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -248,6 +249,7 @@ class MegatronRank:
         version: str,
         restarts: int = 0,
         beside: Sequence[Sequence[int]] = (),
+        receive: Receive | None = None,
     ) -> dict[str, float]:
         """Bring the engines to the policy's weights: every rank gathers; rank 0 sends, or each pipeline stage.
 
@@ -260,6 +262,7 @@ class MegatronRank:
             version: Name of these weights, which the engines report with every token from now on.
             restarts: How often engines have been started again, each of which is to be connected to anew.
             beside: For each engine, the rank on the device of each of its ranks, if memory of several nodes is shared.
+            receive: With --disk-delta, brings the copy of an engine to a version.
 
         Returns:
             Metrics, on rank 0: `synced_bytes` that were sent to each engine, and `perf/sync/...` of each stage.
@@ -271,7 +274,9 @@ class MegatronRank:
             with nullcontext() if others is None else others.following():
                 drain(weights)
             return {}
-        return self._sender.send(weights, engine_urls, keys, tp_size=tp_size, version=version, restarts=restarts)
+        return self._sender.send(
+            weights, engine_urls, keys, tp_size=tp_size, version=version, restarts=restarts, receive=receive
+        )
 
     def release_memory(self, parts: Sequence[Part]) -> None:
         """Let the engines have the memory of "training", and then that of the "weights": see `slime.train.offload`.

@@ -103,6 +103,22 @@ def _save(
         shutil.rmtree(work, ignore_errors=True)
 
 
+def saved_tensors(folder: Path, named: NamedTensors, source_folder: Path, model: Architecture) -> NamedTensors:
+    """What `save_hf` writes to `folder` of these tensors, in its types; not what stays as it is in `source_folder`.
+
+    Raises:
+        CheckpointError: At the end, if tensors of the model were missing or unknown.
+    """
+    stored = stored_tensors(source_folder)
+    names = weight_names(stored, block_of(read_hf_config(source_folder)))
+    _, copies = kept_names(names, model)
+    given = set()
+    for name, tensor in _in_own_types(_repeated(named, copies), {name: stored[name] for name in names}):
+        given.add(name)
+        yield name, tensor
+    _check_complete(folder, given, {*model.shapes, *copies})
+
+
 def kept_names(names: Iterable[str], model: Architecture) -> tuple[set[str], dict[str, str]]:
     """What an export has besides the trained tensors, of the tensors in the folder that the run started with.
 

@@ -117,7 +117,7 @@ def usual_way(config: RunConfig, ways: list[SyncWay]) -> SyncWay:
     by_name = {way.name: way for way in ways}
     transport = config.sync.update_weight_transport
     if transport == "disk":
-        return by_name["disk"]
+        return by_name["delta" if config.sync.disk_delta else "disk"]
     if transport == "tensor":
         return by_name.get("tensor", ways[0])
     return by_name.get("stages in turn", by_name["one sender"])

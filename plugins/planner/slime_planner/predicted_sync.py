@@ -135,6 +135,11 @@ def sync_lines(config: RunConfig, model: Architecture) -> Iterator[str]:
     what = " + ".join(f"{part.doing} {_size_text(part.bytes)} {_seconds_text(part.seconds)}" for part in parts)
     total = _seconds_text(sum(part.seconds for part in parts))
     yield f"{_size_text(whole)} by {transport}, about {total} = {what}"
+    if config.sync.disk_delta:
+        yield (
+            f"a whole version, as every {config.sync.disk_delta_full_every} are; the others have what changed,"
+            " and every engine's node needs as much space in its temporary folder (TMPDIR)"
+        )
     used = {
         "between nodes": (links.network, any("other nodes" in part.doing for part in parts) or _by_network(config)),
         "within a node": (links.device, True),

@@ -2,7 +2,7 @@
 
 distributed: broadcasts in process groups shared with the engines (gloo or NCCL), one of each stage. tensor: handles of
 shared memory (CPU) or CUDA IPC, of rank 0 for engines on its machine, or of the ranks beside them for those on several
-nodes. disk: a Hugging Face folder that all can read.
+nodes. disk: a Hugging Face folder that all can read, or what changed since the one before.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from slime.plugin.architecture import Architecture
 from slime.weights.quantised import Quantisation, quantisation_of
 from slime.weights.shards import GATHERED_BYTES, NamedTensors, drained
 from slime.weights.transports.beside import RanksBeside
+from slime.weights.transports.delta import DeltaTransport, Receive
 from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
 from slime.weights.transports.stages import Turns
@@ -78,6 +79,7 @@ class WeightSender:
         tp_size: int,
         version: str,
         restarts: int,
+        receive: Receive | None = None,
     ) -> dict[str, float]:
         """Send the weights, which are iterated to their end whatever fails: other ranks take part in gathering them.
 
@@ -90,13 +92,19 @@ class WeightSender:
                 last.enter_context(self._turns.sync())
             if self._beside is not None:
                 last.callback(self._beside.end)
-            transport = self._transport_to(engine_urls, keys, tp_size=tp_size, restarts=restarts)
+            transport = self._transport_to(engine_urls, keys, receive, tp_size=tp_size, restarts=restarts)
             named = weights if self._quantised is None else self._quantised.tensors(weights)
             return transport.send(named, version=version)
         return {}  # the first sender raises the error
 
     def _transport_to(
-        self, engine_urls: list[str], keys: EngineKeys | None, *, tp_size: int, restarts: int
+        self,
+        engine_urls: list[str],
+        keys: EngineKeys | None,
+        receive: Receive | None,
+        *,
+        tp_size: int,
+        restarts: int,
     ) -> WeightTransport:
         config, wanted = self._config, (tuple(engine_urls), restarts)
         if self._transport is None or wanted != self._connected:
@@ -115,10 +123,14 @@ class WeightSender:
                     repeated=config.restarts_engines,
                     turns=self._turns,
                     beside=self._beside,
+                    receive=receive,
                 )
             else:  # an engine that was started again has lost its connection
                 self._transport.connect(engines)
             self._connected = wanted
+        if isinstance(self._transport, DeltaTransport):
+            assert receive is not None
+            self._transport.receive = receive  # an engine that was started again has another process beside it
         return self._transport
 
     def close(self) -> None:
@@ -139,6 +151,7 @@ def create_transport(
     quantised: Quantisation | None = None,
     turns: Turns | None = None,
     beside: RanksBeside | None = None,
+    receive: Receive | None = None,
 ) -> WeightTransport:
     """The transport of `--update-weight-transport` to these engines, for a sender.
 
@@ -153,6 +166,7 @@ def create_transport(
         quantised: How the engines hold it, if not as it is; the tensors that are sent are then its.
         turns: If each pipeline stage sends its own tensors, the turns of this stage's sender.
         beside: The ranks beside the engines, if those are on several nodes and memory is shared.
+        receive: With --disk-delta, brings the copy of an engine to a version.
     """
     check = None
     if options.check_weight_update_equal:
@@ -175,7 +189,11 @@ def create_transport(
         case "tensor":
             return TensorTransport(**common, on_gpu=on_gpu, bucket_bytes=bucket_bytes, beside=beside)
         case "disk":
-            return DiskTransport(**common, folder=scratch, source_folder=hf_folder, model=model)
+            common |= {"folder": scratch, "source_folder": hf_folder, "model": model}
+            if not options.disk_delta:
+                return DiskTransport(**common)
+            assert receive is not None
+            return DeltaTransport(**common, full_every=options.disk_delta_full_every, receive=receive)
         case _:
             backend = "nccl" if on_gpu else "gloo"
             return DistributedTransport(**common, backend=backend, bucket_bytes=bucket_bytes, turns=turns)
