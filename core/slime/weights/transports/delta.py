@@ -92,7 +92,9 @@ class DeltaTransport(WeightTransport):
         self.engines = engines
 
     def close(self) -> None:
-        """Free the space of what the next version would be told apart from."""
+        """Remove the versions, and what the next would be told apart from."""
+        for name in [] if self._newest is None else self._newest.chain:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         self._newest = None
 
     def _load(self, name: str, version: str) -> None:
