@@ -97,6 +97,9 @@ MODES = {
     "drafts of the model's own layers that engines hold as trained; speculation itself was not run": (
         "tests/weights/test_drafts.py::test_the_engines_drafts_are_those_that_were_trained"
     ),
+    "`--disk-delta`, also with an engine that dies": (
+        "tests/integration/test_disk_deltas.py::test_a_run_with_deltas_equals_one_without"
+    ),
     "two nodes, the engine and the trainer over both": (
         "tests/integration/test_nodes.py::test_a_run_over_two_nodes_computes_what_one_machine_computes"
     ),
