@@ -65,7 +65,7 @@ def test_an_editable_install_is_pinned_by_folder(
 
 def test_the_same_installation_compares_equal(pinned: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--compare", str(pinned[1])]) == 0
-    assert "the installed plugin packages are those of" in capsys.readouterr().out
+    assert "the installed plugin packages are as in" in capsys.readouterr().out
 
 
 def test_a_changed_file_of_the_same_version_is_noticed(

@@ -87,9 +87,10 @@ def test_a_wrong_address_is_reported_within_ten_seconds(answers: str, message: s
 
 @pytest.mark.engine
 def test_a_local_ray_has_no_process_that_a_run_on_one_machine_does_not_need() -> None:
+    before = psutil.Process().children(recursive=True)  # other tests' Rays among them
     with ray_session(RunConfig(cluster=ClusterOptions(device="cpu"))):
         started = []
-        for child in psutil.Process().children(recursive=True):
+        for child in set(psutil.Process().children(recursive=True)) - set(before):
             with suppress(psutil.Error):  # it has ended
                 started.append(" ".join(child.cmdline()))
     known = ("gcs_server", "raylet", "monitor.py", "dashboard.py")

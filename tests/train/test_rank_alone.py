@@ -71,7 +71,8 @@ class OneRank(MegatronRank):
     def __init__(self, number: int, run_dir: Path) -> None:
         self.config = make_config(run_dir / "model")
         self._rank = number
-        self._architecture = self._trained = Architecture("none", {}, {}, (), predicts=True)
+        self._architecture = self._trained = self._synced = Architecture("none", {}, {}, (), predicts=True)
+        self._device = torch.device("cpu")
         self._sender = WeightSender(self.config, self._architecture, run_dir)
         self.adapters = None
         self.gathered: list[str] = []
