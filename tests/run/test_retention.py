@@ -20,6 +20,7 @@ from tests.support.full_disk import on_a_small_disk
 from slime.cli.checkpoint_choice import intact_checkpoint
 from slime.config import load_config
 from slime.config.weight_options import CheckpointOptions
+from slime.observe.metrics import MetricsWriter
 from slime.run.checkpoint import save as checkpoint_writer
 from slime.run.checkpoint.read import checkpoints_in, read_checkpoint
 from slime.run.checkpoint.retention import Retention, superfluous
@@ -36,7 +37,7 @@ def retention(**options: Any) -> Retention:
 def keep_one(writer: CheckpointWriter, newest: int) -> None:
     """As a run that has continued an earlier one and has written `newest`."""
     rule = retention(save_keep_last=1)
-    rule.resumed(newest - 1)
+    rule.resumed(newest - 1, Path("no metrics"))
     writer.delete(rule.superfluous(writer.saved(), newest))
     writer.close()
 
@@ -144,28 +145,31 @@ def test_a_checkpoint_that_was_never_evaluated_is_not_kept_for_its_score() -> No
     assert kept_by.superfluous([2, 3, 4], 4) == [3]
 
 
-def test_a_continued_run_goes_on_with_what_is_there() -> None:
-    rows = [{"step": step, "eval/held": value} for step, value in ((2, 0.2), (4, 0.8), (6, 0.1), (8, 0.9))]
+def test_a_continued_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
+    metrics = MetricsWriter(tmp_path)
+    for step, value in ((2, 0.2), (4, 0.8), (6, 0.1), (8, 0.9)):
+        metrics.write(step, {"eval/held": value})
+    metrics.close()
     kept_by = retention(save_keep_last=2, save_keep_best="eval/held")
-    kept_by.resumed(6, rows)  # 8 was of an earlier attempt
+    kept_by.resumed(6, tmp_path)  # 8 was of an earlier attempt
     kept_by.evaluated(8, {"eval/held": 0.3})
     assert kept_by.superfluous([2, 4, 6, 8], 8) == [2]
     kept_by.evaluated(10, {"eval/held": 0.95})
     assert kept_by.superfluous([4, 6, 8, 10], 10) == [4, 6]
 
 
-def test_without_the_numbers_of_the_earlier_run_its_checkpoints_stay() -> None:
+def test_without_the_numbers_of_the_earlier_run_its_checkpoints_stay(tmp_path: Path) -> None:
     kept_by = retention(save_keep_last=1, save_keep_best="eval/held")
-    kept_by.resumed(4)
+    kept_by.resumed(4, tmp_path)  # which has no metrics
     kept_by.evaluated(6, {"eval/held": 0.5})
     kept_by.evaluated(8, {"eval/held": 0.6})
     assert kept_by.superfluous([2, 4, 6], 6) == []
     assert kept_by.superfluous([2, 4, 6, 8], 8) == [6]
 
 
-def test_what_neither_this_run_nor_the_one_before_has_saved_stays() -> None:
+def test_what_neither_this_run_nor_the_one_before_has_saved_stays(tmp_path: Path) -> None:
     kept_by = retention(save_keep_last=2)
-    kept_by.resumed(4)
+    kept_by.resumed(4, tmp_path)
     assert kept_by.superfluous([2, 4, 5, 6, 7], 6) == [2]
     assert kept_by.superfluous([4, 6, 7, 8], 8) == [4]
     assert retention(save_keep_last=1).superfluous([2, 4, 5], 5) == []

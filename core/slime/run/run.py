@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,6 @@ from slime.config import RunConfig
 from slime.config.weight_options import SYNC_ANSWER_S
 from slime.errors import CheckpointError, CheckpointWriteError, EngineError, PreemptedError, SlimeError, writing
 from slime.kit.processes import keep_out_of_collections
-from slime.observe.metrics import read_metrics
 from slime.observe.observer import RunObserver, with_prefix
 from slime.observe.timing import timed
 from slime.registry.plugin_set import PluginSet
@@ -231,11 +230,7 @@ class Run:
         self._add_versions(checkpoint.trained_at)
         self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
         self.observer.resumed(checkpoint.path, checkpoint.rollouts_done)
-        earlier: list[dict[str, Any]] = []
-        if self.config.checkpoint.save_keep_best is not None:
-            with suppress(OSError):  # if the disk refuses the file, older checkpoints are kept for lack of numbers
-                earlier = read_metrics(self._run_dir)
-        self._retention.resumed(checkpoint.rollouts_done, earlier)
+        self._retention.resumed(checkpoint.rollouts_done, self._run_dir)
 
     def close(self, *, orderly: bool) -> None:
         """End every process of this run, even if ending one of them fails. Safe to call twice.
@@ -350,11 +345,15 @@ class Run:
     def _send_weights(self) -> None:
         def send(urls: list[str], restarts: int) -> list[dict[str, float]]:
             with self._watch.during_sync():
-                engines = self._engines
                 return self._trainer.begin(
                     TrainerProcess.sync_weights,
-                    *(urls, engines.keys, engines.tp_size, str(self._weight_version), restarts, self._beside),
-                    engines.receiver(),
+                    urls,
+                    self._engines.keys,
+                    self._engines.tp_size,
+                    str(self._weight_version),
+                    restarts,
+                    self._beside,
+                    self._engines.receiver(),
                     doing=f"syncing weights (version {self._weight_version})",
                     timeout_s=2 * self.config.sync.weight_sync_timeout_s + SYNC_ANSWER_S,
                 ).wait()

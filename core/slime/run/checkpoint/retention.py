@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
 
 from slime.config.weight_options import CheckpointOptions
 from slime.errors import did_you_mean
+from slime.observe.metrics import read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -105,13 +107,16 @@ class Retention:
         if self._shift == 0:
             self._report(done, metrics)
 
-    def resumed(self, done: int, rows: Iterable[Mapping[str, Any]] = ()) -> None:
-        """The run continues from the checkpoint after `done` rollouts; `rows`: of metrics.jsonl until now."""
-        for row in rows:
-            if self._metric in row and (number := row["step"] + self._shift) <= done:
-                self._reported_before = max(self._reported_before, number)
-                self._score(number, row[self._metric])
+    def resumed(self, done: int, run_dir: Path) -> None:
+        """The run continues from the checkpoint after `done` rollouts; the folder has its metrics until now."""
         self._continued = done
+        if not self._metric:
+            return
+        with suppress(OSError):  # if the disk refuses the file, older checkpoints are kept for lack of numbers
+            for row in read_metrics(run_dir):
+                if self._metric in row and (number := row["step"] + self._shift) <= done:
+                    self._reported_before = max(self._reported_before, number)
+                    self._score(number, row[self._metric])
 
     def _report(self, number: int, metrics: Mapping[str, float]) -> None:
         if self._metric in metrics:
