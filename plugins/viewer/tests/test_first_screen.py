@@ -12,20 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugins.viewer.tests.conftest import CHROMIUM, Serve, Served
+from plugins.viewer.tests.conftest import Serve, Served
+from plugins.viewer.tests.in_a_browser import MARKS, expect
 from plugins.viewer.tests.making import GROUPS, SAMPLES, add_step, make_run
 from plugins.viewer.tests.test_verdict import killed
 
 from slime.observe.metrics import MetricsWriter
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-expect = sync_api.expect
-expect.set_options(timeout=20_000)
-
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium-headless-shell"),
-]
+pytestmark = MARKS
 
 STEPS = 12
 PLACES = (
