@@ -72,6 +72,13 @@ from slime.config.run_config import nvidia_devices
             "--deterministic excludes --threads-per-engine 2: how attention is cut into parts for the threads depends",
         ),
         ("--device cuda --threads-per-engine 2", "--threads-per-engine has no effect on GPUs"),
+        # what changed of the weights
+        ("--disk-delta", "--disk-delta needs --update-weight-transport disk, and this run sends its weights by tensor"),
+        (
+            "--update-weight-transport disk --disk-delta --rollout-external-engine-addrs 10.0.0.7:30000",
+            "--disk-delta excludes --rollout-external-engine-addrs, since the run has no process on their nodes",
+        ),
+        ("--disk-delta-full-every 3", "--disk-delta-full-every has no effect without --disk-delta"),
         # drafts
         ("--sglang-speculative-algorithm NEXTN", "--sglang-speculative-algorithm NEXTN needs GPUs: on a CPU, SGLang"),
         (
