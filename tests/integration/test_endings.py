@@ -19,7 +19,7 @@ Start = Callable[..., SlimeRun]
 
 
 def test_a_terminated_run_shuts_down_cleanly(slime_train: Start) -> None:
-    """All its processes are told to end, as a service manager does. `test_nobody_gets_in.py` interrupts one."""
+    """Every process gets SIGTERM, as from a service manager. `test_nobody_gets_in.py` interrupts a run."""
     run = slime_train("--num-rollout", "100000")
     run.wait_for_output(r"\b2/\d")  # a few steps in
     os.killpg(run.process.pid, signal.SIGTERM)

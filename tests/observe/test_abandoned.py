@@ -1,4 +1,4 @@
-"""A run that goes on from an earlier checkpoint mixes nothing of the attempt that it abandons with its own."""
+"""When a run goes back to an earlier checkpoint, the records of the abandoned steps are kept apart from its own."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_a_class_may_extend_its_namesake(tmp_path: Path, name: str) -> None:
     assert found.function.reference.name == name
 
 
-#: nothing of it is unknown: names that are set later, generated code, a class inside a function, an expected NameError
+#: every name is defined, if in unusual ways: set later, generated, in a class inside a function, an expected NameError
 KNOWN = """
     import functools
     from dataclasses import dataclass, field

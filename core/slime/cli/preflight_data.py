@@ -29,8 +29,8 @@ WHOLE = 1024
 SAMPLED = 64
 #: row groups that are read of a large Parquet file, where reading a piece means reading its whole group
 _GROUPS = 8
-#: rows after which it is told how far the reading is
-_TOLD_EVERY = 256
+#: rows between two reports of progress
+_REPORTED_EVERY = 256
 #: tokens of an engine's memory that a request needs beside its response: those that SGLang keeps free, and one
 _BESIDE_RESPONSE = 8
 
@@ -209,7 +209,7 @@ def look(
         ids: set[str | int] = set()
         work = Work([reader], tokenizer if limit else None, prompts.form, limit or None)
         for done, drawn in ((done, one) for done, job in enumerate(jobs) for one in work.perform(job)):
-            if facts.rows % _TOLD_EVERY == 0:
+            if facts.rows % _REPORTED_EVERY == 0:
                 tell(done, len(jobs))
             facts.rows += 1
             row = drawn.row

@@ -1,4 +1,7 @@
-"""How the trainer reaches the processes beside the engines, each of which has a copy of the weights on its node."""
+"""How the trainer reaches the processes beside the engines, each of which has a copy of the weights on its node.
+
+A file of its own because it is unpickled in the trainer, which imports nothing of engines.
+"""
 
 from __future__ import annotations
 

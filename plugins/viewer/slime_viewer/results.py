@@ -13,8 +13,8 @@ from slime_viewer.queries import Found
 #: columns of a histogram, rows if rewards have many values, and from how many pairs of step and reward on SQLite places
 #: them
 _COLUMNS, _ROWS, _VALUES = 60, 8, 20_000
-#: rewards of a group that are told one by one
-_TOLD = 64
+#: how many rewards of a group are listed; its mean and its passes count all
+_LISTED = 64
 
 
 def means(index: RunIndex, condition: Condition) -> dict[str, float | None]:
@@ -84,7 +84,7 @@ def groups_of(index: RunIndex, found: Iterable[Found]) -> dict[str, dict[str, An
         condition = queries.of_group(key)
         sums = f"SELECT count(*), count(reward), avg(reward), sum(reward >= ?) FROM samples WHERE {condition.sql}"
         [(size, scored, mean, passed)] = index.query(sums, (best, *condition.parameters))
-        some = f"SELECT reward FROM samples WHERE {condition.sql} ORDER BY line LIMIT {_TOLD}"
+        some = f"SELECT reward FROM samples WHERE {condition.sql} ORDER BY line LIMIT {_LISTED}"
         rewards = [reward for (reward,) in index.query(some, condition.parameters)]
         told[key] = {"size": size, "scored": scored, "mean": mean, "passed": passed, "rewards": rewards}
     return told

@@ -25,7 +25,7 @@ def initial_part(folder: Path) -> Path:
 
 
 def megatron_part(folder: Path) -> Path | None:
-    """The folder with the tensors, if this is a checkpoint of Megatron-LM; None if it is none.
+    """The folder with the tensors of a checkpoint of Megatron-LM; None if this is not one.
 
     Args:
         folder: A --save folder of Megatron-LM, or the folder of one iteration.

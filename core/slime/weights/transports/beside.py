@@ -1,7 +1,7 @@
 """Weights for engines on several nodes, each rank of which opens the memory of the trainer's rank on its own device.
 
-Rank 0 gathers a bucket, as for one node, and sends a copy of it to every rank of the trainer. What an engine is told
-has the handle of another copy for each of its ranks: the one that the trainer's rank beside it holds.
+Rank 0 gathers a bucket, as for one node, and sends a copy of it to every rank of the trainer. The request to an
+engine has a handle for each of its ranks: that rank opens the copy which the trainer's rank beside it holds.
 """
 
 from __future__ import annotations

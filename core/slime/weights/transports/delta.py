@@ -58,7 +58,7 @@ class DeltaTransport(WeightTransport):
     model: Architecture
     full_every: int
     receive: Receive
-    #: what the newest version holds, from which the next is told apart; None: the next is whole
+    #: what the newest version holds, with which the next is compared; None: the next is whole
     _newest: _Newest | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
     #: of the newest version, on the disk
@@ -92,7 +92,7 @@ class DeltaTransport(WeightTransport):
         self.engines = engines
 
     def close(self) -> None:
-        """Remove the versions, and what the next would be told apart from."""
+        """Remove the versions, and what the next would be compared with."""
         for name in [] if self._newest is None else self._newest.chain:
             shutil.rmtree(self.folder / name, ignore_errors=True)
         self._newest = None
