@@ -78,7 +78,7 @@ from slime.config.run_config import nvidia_devices
             "--update-weight-transport disk --disk-delta --rollout-external-engine-addrs 10.0.0.7:30000",
             "--disk-delta excludes --rollout-external-engine-addrs, since the run has no process on their nodes",
         ),
-        ("--disk-delta-full-every 3", "--disk-delta-full-every has no effect without --disk-delta"),
+        ("--disk-delta-full-every 3", "--disk-delta-full-every 3 has no effect without --disk-delta. Drop it"),
         # drafts
         ("--sglang-speculative-algorithm NEXTN", "--sglang-speculative-algorithm NEXTN needs GPUs: on a CPU, SGLang"),
         (
