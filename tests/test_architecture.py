@@ -83,7 +83,7 @@ SHOPS: dict[str, frozenset[str]] = {
         {"cli.arguments", "cli.output", "cli.text_layout", "observe.metrics", "observe.terminal", "registry.plugin_set"}
     ),
     # subclasses of the trainer's layers
-    "slime_fused": frozenset({"train.attention", "train.layers", "train.output_layer"}),
+    "slime_fused": frozenset({"train.attention", "train.experts", "train.layers", "train.output_layer"}),
     # the run that is launched, and its checks; the cluster that it would join
     "slime_launch": frozenset(
         {

@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slime.train.attention import PackedAttention
+from slime.train.experts import GroupedExperts
 from slime.train.layers import FusedLayers, Norm, NormedRowParallelLinear
 from slime.train.output_layer import NEVER, Softmax
 from slime_fused.attention import FusedAttention
+from slime_fused.experts import FusedExperts
 
 _F = TypeVar("_F", bound=Callable[..., Tensor])
 #: Forms of one function: with and without gradients, with one row and with more, of each rank and type of a tensor.
@@ -156,5 +158,6 @@ def install() -> FusedLayers:
         Norm: FusedNorm,
         NormedRowParallelLinear: FusedNormedLinear,
         PackedAttention: FusedAttention,
+        GroupedExperts: FusedExperts,
     }
     return FusedLayers(modules, turn, FusedSoftmax)
