@@ -159,6 +159,24 @@ def test_what_ray_did_not_provide_is_named_with_the_nodes_that_are_left(
         place(**run_on(4, rollout_num_gpus_per_engine=16), again=True)
 
 
+def test_a_node_that_is_waited_for_and_comes_back_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = FakeRay(monkeypatch)
+    cluster.nodes, there = [8], {"10.0.0.1"}
+    monkeypatch.setattr(placement, "node_addresses", lambda: {*there})
+
+    def comes_back(_: float) -> None:
+        cluster.nodes = [8, 8]
+        there.add("10.0.0.2")
+
+    monkeypatch.setattr(placement.time, "sleep", comes_back)
+    place(**run_on(8, rollout_num_gpus_per_engine=8), again=True)
+    waiting, joined = (record.getMessage() for record in caplog.records)
+    assert waiting.startswith("waiting for a node for at most 5 s: the run needs 16 GPUs")
+    assert joined == "node 10.0.0.2 has joined: the run starts"
+
+
 def test_a_layout_that_engines_cannot_share_after_a_restart_may_be_cured(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRay(monkeypatch)
     monkeypatch.setattr(placement, "engines_on_ranks", lambda *_: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.config import RunConfig
 from slime.errors import ClusterError, ConfigError, DeadlineError
-from slime.run.ray_session import node_devices
+from slime.run.ray_session import node_addresses, node_devices
+
+logger = logging.getLogger(__name__)
 
 #: of a device, for Ray's books: a rank and an engine share it
 _SHARE = 0.5
@@ -247,17 +250,23 @@ def _devices(demand: Demand, wait_s: float) -> list[int]:
     Raises:
         ConfigError: There was none.
     """
-    deadline = time.monotonic() + wait_s
+    deadline, others = time.monotonic() + wait_s, None
     while True:
         nodes = node_devices(demand.resource)
         try:
             demand.check(nodes)
             demand.nodes_per_engine(nodes)
-            return nodes
-        except ConfigError:
+        except ConfigError as error:
             if time.monotonic() >= deadline:
                 raise
-        time.sleep(_DEVICES_S)
+            if others is None:
+                others = node_addresses()
+                logger.warning("waiting for a node for at most %.0f s: %s", wait_s, error)
+            time.sleep(_DEVICES_S)
+        else:
+            if others is not None:
+                logger.warning("node %s has joined: the run starts", ", ".join(sorted(node_addresses() - others)))
+            return nodes
 
 
 def engines_on_ranks(nodes: Sequence[str], num_engines: int, per_engine: int) -> list[list[list[int]]] | None:
