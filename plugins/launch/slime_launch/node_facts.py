@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_launch.link_speed import Talker
-from slime_launch.node_settings import INFINIBAND, active_infiniband
+from slime_launch.node_settings import INFINIBAND, PROXIES, active_infiniband, variable
 from slime_launch.node_state import Ports, device_memory_held, driver, left_behind, ports
 
 SHARED_MEMORY = Path("/dev/shm")
 _CGROUP = Path("/sys/fs/cgroup")
-PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 #: Ray's settings have small letters; its other variables do not
 _RAY_SETTING = re.compile(r"RAY_[a-z0-9_]+").fullmatch
 _NCCL = "nvidia-nccl-"
@@ -98,8 +97,8 @@ def node_facts(asked: Question) -> NodeFacts:
         _free(Path(temporary)),
         temporary,
         resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        [name for name in PROXIES if _variable(name)],
-        _variable("no_proxy"),
+        [name for name in PROXIES if variable(name)],
+        variable("no_proxy"),
         active_infiniband(INFINIBAND),
         ports(),
         left_behind(asked.session, asked.drivers),
@@ -195,7 +194,3 @@ def _free(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     except OSError:
         return 0
-
-
-def _variable(name: str) -> str:
-    return os.environ.get(name) or os.environ.get(name.upper()) or ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ipaddress
 import os
 import shlex
 import socket
@@ -12,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 INFINIBAND = Path("/sys/class/infiniband")
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What the site or --setup has set is known better there.
     named = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if stated.interface else ()
     found |= {name: value for name, value in libraries.items() if name in named or not os.environ.get(name)}
+    if proxies := [name for name in PROXIES if variable(name)]:
+        past = past_proxies(address, stated.head, stated.names.split())
+        found |= {"no_proxy": past, "NO_PROXY": past}
+        print(f"slime launch: calls to nodes go past {', '.join(proxies)}: no_proxy is {past}", file=sys.stderr)
     print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in found.items()))
     return 0
 
@@ -79,6 +86,29 @@ def choose(
     if address is None:
         raise LookupError(f"no network interface but loopback has an IPv4 address here: {_listed(addresses)}")
     return address, owner[address]
+
+
+def past_proxies(address: str, head: str, names: Sequence[str]) -> str:
+    """What `no_proxy` has to be on a node with this address: what it is, and all nodes, as far as they are known."""
+    known = [address, str(_network_of(address)), head.rpartition(":")[0], *names]
+    for name in names:
+        with contextlib.suppress(OSError):
+            known += [str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET)]
+    stated = [one.strip() for one in variable("no_proxy").split(",")]
+    return ",".join(dict.fromkeys(one for one in [*stated, *known] if one))
+
+
+def _network_of(address: str) -> ipaddress.IPv4Network:
+    """Where the other nodes are, too, most probably."""
+    import psutil
+
+    masks = (one.netmask for found in psutil.net_if_addrs().values() for one in found if one.address == address)
+    return ipaddress.IPv4Interface(f"{address}/{next(masks, None) or 32}").network
+
+
+def variable(name: str) -> str:
+    """A variable that some set in small letters and others in capitals; empty if it is not set."""
+    return os.environ.get(name) or os.environ.get(name.upper()) or ""
 
 
 def _listed(addresses: Mapping[str, Sequence[str]]) -> str:

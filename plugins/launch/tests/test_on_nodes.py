@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,31 @@ def test_what_the_site_has_set_stays(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["--interface", "lo", "--head", "127.0.0.1:1"]) == 0
     out = capsys.readouterr().out
     assert "export NCCL_SOCKET_IFNAME==lo\n" in out.replace("'", "") and "SLIME_HEAD_PORT" not in out
+
+
+def test_calls_to_nodes_go_past_proxies(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(node_settings, "addresses_by_interface", lambda: {"lo": ["127.0.0.1"]})
+    for name in (*node_settings.PROXIES, "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    found = {"node-1": "10.2.0.1", "node-2": "10.3.0.2"}
+
+    def resolve(name: str, *_: object) -> list[Any]:
+        if name not in found:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (found[name], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    words = ["--interface", "lo", "--head", "10.2.0.1:6379", "--names", "node-1 node-2 node-3"]
+    assert main(words) == 0
+    assert "no_proxy" not in capsys.readouterr().out
+    monkeypatch.setenv("HTTP_PROXY", "http://me:k3y@proxy:1")
+    monkeypatch.setenv("no_proxy", ".lab, 10.2.0.1")
+    assert main(words) == 0
+    said = capsys.readouterr()
+    past = ".lab,10.2.0.1,127.0.0.1,127.0.0.0/8,node-1,node-2,node-3,10.3.0.2"
+    assert f"export no_proxy={past}\nexport NO_PROXY={past}\n" in said.out
+    assert said.err == f"slime launch: calls to nodes go past http_proxy: no_proxy is {past}\n"
 
 
 def test_infiniband_devices_that_are_up_are_found(tmp_path: Path) -> None:
