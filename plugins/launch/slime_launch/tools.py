@@ -242,11 +242,14 @@ class Kubernetes:
         return self._ask(job, "exec", pod[-1], "--", "sh", "-c", shown)
 
     def stop(self, job: Submitted) -> str:
-        self._delete(job, "--wait=false")
+        # In the foreground: as long as one of its pods is there, so is the job, and keeps others out.
+        self._delete(job, "--wait=false", "--cascade=foreground")
+        if self._kind == "jobset":
+            return "it saves after its step, and ends"
         return "it was deleted: the run goes on from its newest checkpoint when it is launched again"
 
-    def _delete(self, job: Submitted, wait: str) -> None:
-        self._ask(job, "delete", f"{self._kind},configmap,secret", _labelled(job), wait)
+    def _delete(self, job: Submitted, *how: str) -> None:
+        self._ask(job, "delete", f"{self._kind},configmap,secret", _labelled(job), *how)
 
     def _ask(self, job: Submitted, *words: str, script: Path | None = None, stdin: str | None = None) -> str:
         return call(["kubectl", *_place_of(job), *words], script, stdin=stdin)

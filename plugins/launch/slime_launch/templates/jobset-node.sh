@@ -5,4 +5,6 @@ rank=$JOB_COMPLETION_INDEX
 name={{ job_name }}-nodes-0-$rank
 mkdir -p "$attempt"
 export attempt names rank name
+# Kubernetes asks the first process of each pod to end: the run saves, and then all of them end.
+trap ': >"$attempt/stop"' TERM
 node

@@ -27,6 +27,7 @@ node() {
   local head='' ray port code=0 places second late=0
   if [ "$rank" -gt 0 ]; then
     until [ -s "$attempt/head" ]; do
+      [ ! -e "$attempt/stop" ] || return 0
       [ "$SECONDS" -lt {{ join_timeout_s }} ] || fail "the first node did not start Ray within {{ join_timeout_s }} s: its log is in $attempt"
       sleep 1
     done
@@ -93,11 +94,11 @@ lead() {
   echo "slime launch: the cluster $head is ready and idle; 'touch $attempt/stop' ends it"
   until [ -e "$attempt/stop" ]; do sleep 1; done
 {%- else %}
-  # The driver never outlives this shell: it would keep the run folder from the next job. When a job is cancelled, every
-  # process of it is asked to end, and this shell waits for the driver, which may be saving.
+  # The driver never outlives this shell: it would keep the run folder from the next job. When this shell is asked to
+  # end, so is the driver, and the shell waits for it, because it may be saving.
   local with=(env)
   ! command -v setpriv >/dev/null || with=(setpriv --pdeathsig KILL)
-  trap : TERM
+  trap ': >"$attempt/stop"' TERM
   "${with[@]}" {{ train | shlex }} --ray-address "$head"{% if train_log %} >>"$attempt/train.log" 2>&1{% endif %} &
   run=$!
   while kill -0 "$run" 2>/dev/null; do
@@ -108,6 +109,10 @@ lead() {
     sleep 1
   done
   wait "$run" || code=$?
+  while kill -0 "$run" 2>/dev/null; do # a signal ended the wait
+    code=0
+    wait "$run" || code=$?
+  done
 {%- if train_log %}
   [ "$code" -eq 0 ] || tail -n 20 "$attempt/train.log" >&2
 {%- endif %}

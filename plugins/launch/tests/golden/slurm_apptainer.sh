@@ -31,6 +31,7 @@ node() {
   local head='' ray port code=0 places second late=0
   if [ "$rank" -gt 0 ]; then
     until [ -s "$attempt/head" ]; do
+      [ ! -e "$attempt/stop" ] || return 0
       [ "$SECONDS" -lt 600 ] || fail "the first node did not start Ray within 600 s: its log is in $attempt"
       sleep 1
     done
@@ -87,11 +88,11 @@ lead() {
   local head=$1 run code=0
   # shellcheck disable=SC2086 # one word each
   python -m slime_launch.wait_for_nodes "$head" --timeout-s 600 --stop "$attempt/stop" $names || return $?
-  # The driver never outlives this shell: it would keep the run folder from the next job. When a job is cancelled, every
-  # process of it is asked to end, and this shell waits for the driver, which may be saving.
+  # The driver never outlives this shell: it would keep the run folder from the next job. When this shell is asked to
+  # end, so is the driver, and the shell waits for it, because it may be saving.
   local with=(env)
   ! command -v setpriv >/dev/null || with=(setpriv --pdeathsig KILL)
-  trap : TERM
+  trap ': >"$attempt/stop"' TERM
   "${with[@]}" slime train /data/outputs/first/launch/run_2026-01-02_030405.toml --run-name first --device cuda --resume auto --ray-address "$head" >>"$attempt/train.log" 2>&1 &
   run=$!
   while kill -0 "$run" 2>/dev/null; do
@@ -102,6 +103,10 @@ lead() {
     sleep 1
   done
   wait "$run" || code=$?
+  while kill -0 "$run" 2>/dev/null; do # a signal ended the wait
+    code=0
+    wait "$run" || code=$?
+  done
   [ "$code" -eq 0 ] || tail -n 20 "$attempt/train.log" >&2
   return "$code"
 }

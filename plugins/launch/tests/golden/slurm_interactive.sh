@@ -31,6 +31,7 @@ node() {
   local head='' ray port code=0 places second late=0
   if [ "$rank" -gt 0 ]; then
     until [ -s "$attempt/head" ]; do
+      [ ! -e "$attempt/stop" ] || return 0
       [ "$SECONDS" -lt 600 ] || fail "the first node did not start Ray within 600 s: its log is in $attempt"
       sleep 1
     done
