@@ -92,6 +92,7 @@ SHOPS: dict[str, frozenset[str]] = {
             "config.run_file",
             "cli.arguments",
             "cli.output",
+            "cli.run_folders",
             "cli.train",
             "run.placement",
             "run.ray_session",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slime.cli.arguments import Arguments
 from slime.cli.output import write
+from slime.cli.run_folders import RunLock
 from slime.errors import ConfigError, SlimeError
 from slime_launch.job import Job, LaunchOptions, Submitted, read_job, record, remember, submitted, write_launch
 from slime_launch.render import TEMPLATES, render
@@ -186,6 +187,7 @@ def _gang(stated: str) -> tuple[bool, bool]:
 def _launch(job: Job, tool: ClusterTool, *, dry: bool) -> int:
     job.secrets()  # a missing one is found before anything is written
     options = job.options
+    known = submitted(job.run_dir)
     # A dry run leaves the tool alone, unless the script depends on it.
     live = _live(job.run_dir) if options.singleton or not dry else []
     if live and not (options.singleton and all(one.on == "slurm" for one in live)):
@@ -205,8 +207,14 @@ def _launch(job: Job, tool: ClusterTool, *, dry: bool) -> int:
     if dry:
         print(text, end="")
         return 0
-    script = write_launch(job, TEMPLATES[options.on], text)
-    done = tool.submit(job, script, lambda made: remember(job.run_dir, [*live, made]))
+    with RunLock(job.launch, "a launch in") as lock:
+        lock.write()
+        if submitted(job.run_dir) != known:
+            raise ConfigError(
+                f"the run {job.run_dir} was launched by another command meanwhile: slime launch {job.run_dir} --status"
+            )
+        script = write_launch(job, TEMPLATES[options.on], text)
+        done = tool.submit(job, script, lambda made: remember(job.run_dir, [*live, made]))
     print(f"job {done.id} on {done.on}: {script}")
     print(f"to ask about it: slime launch {job.run_dir} --status (or --logs, --stop)")
     if options.interactive:

@@ -141,6 +141,11 @@ class Job:
         """How long before the end of its time the run is asked to save."""
         return int(self.config.checkpoint.preemption_timeout_s) + _MARGIN_S
 
+    @property
+    def saves(self) -> bool:
+        """Whether the run saves checkpoints, without which it would begin anew."""
+        return self.config.checkpoint.save is not None or self.config.checkpoint.save_interval is not None
+
     def secrets(self) -> dict[str, str]:
         """The variables of `--secret`, with their values. Raises `ConfigError`."""
         found = {}
@@ -190,6 +195,7 @@ def read_job(run_file: Path, words: Sequence[str], options: LaunchOptions, stamp
     )
     if options.on == "slurm":
         _require_plain(Path.cwd(), job.launch)
+        _require_time(job)
     if not job.shares_files:
         _require_kept(config, [path for _, path in pairs(options.volume, "--volume")])
     return job
@@ -202,6 +208,32 @@ def _require_plain(*folders: Path) -> None:
             raise ConfigError(
                 f"{folder}: Slurm's scripts cannot have a folder whose name has spaces, quotes, %, # or \\"
             )
+
+
+def _require_time(job: Job) -> None:
+    """Check that a job is not warned of its end at its beginning: it would save and start again for ever."""
+    stated = job.options.time
+    if stated is not None and (seconds := seconds_of(stated)) is not None and seconds <= job.signal_s:
+        raise ConfigError(
+            f"--time {stated} is no more than the {job.signal_s} s before its end at which the job is asked to save"
+            f" (--preemption-timeout-s {job.config.checkpoint.preemption_timeout_s:g}, and {_MARGIN_S} s). Raise the"
+            " one, or lower the other"
+        )
+
+
+def seconds_of(stated: str) -> int | None:
+    """A time as Slurm reads it: minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for another, such as `infinite`."""
+    days, dash, rest = stated.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdecimal() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
+        return None
+    numbers = [int(part) for part in parts]
+    if dash:
+        numbers = [*numbers, 0, 0][:3]
+    elif len(numbers) < 3:
+        numbers = [0, *numbers, 0][:3]
+    hours, minutes, seconds = numbers
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _require_kept(config: RunConfig, volumes: Sequence[str]) -> None:

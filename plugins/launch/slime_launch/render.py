@@ -80,6 +80,7 @@ def variables(job: Job, gres: str | None, after: Sequence[str] = ()) -> dict[str
         "ray": job.tool("ray"),
         "ray_version": _ray_version(),
         "signal_s": job.signal_s,
+        "saves": job.saves,
         "preempted": PREEMPTED,
         "secrets": [*options.secret, *(["RAY_AUTH_TOKEN"] if kind == "jobset" else [])],
         "volumes": list(pairs(options.volume, "--volume")),

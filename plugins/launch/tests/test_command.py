@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import yaml
 from plugins.launch.tests.conftest import StandIns
 
 from slime.cli.main import main
+from slime.cli.run_folders import RunLock
 from slime.errors import ClusterError
-from slime_launch import tools
+from slime_launch import command, tools
+from slime_launch.job import Submitted, remember
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +65,29 @@ def test_slurm_gets_the_script_and_is_asked_about_the_job(
     capsys.readouterr()
     assert main(["launch", folder, "--logs"]) == 0
     assert "attempt_4711_10/train.log <==\nstep 3" in capsys.readouterr().out
+
+
+def test_of_two_launches_at_the_same_time_one_is_refused(
+    own_run_file: Path,
+    tmp_path: Path,
+    stand_in: StandIns,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in("sinfo", SINFO)
+    sbatch = stand_in("sbatch", {"--parsable": (0, "4711")})
+    with RunLock(launched(tmp_path)) as other:
+        other.write()
+        assert main(["launch", str(own_run_file), *SLURM]) == 2
+    assert f"a launch in {launched(tmp_path)} is still going on: process {os.getpid()} on" in capsys.readouterr().err
+
+    def meanwhile(*_: object) -> None:
+        remember(tmp_path / "outputs" / "first", [Submitted("slurm", "4710", "first", str(launched(tmp_path)))])
+
+    monkeypatch.setattr(command, "require_nodes", meanwhile)
+    assert main(["launch", str(own_run_file), *SLURM]) == 2
+    assert "was launched by another command meanwhile" in capsys.readouterr().err
+    assert sbatch.calls() == [] and not (launched(tmp_path) / "slurm.sh").exists()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +248,9 @@ def test_kubernetes_gets_secrets_by_a_pipe_alone(
     assert "hf_do_not_tell" not in written + "".join(kubectl.words())
     assert main(["launch", str(tmp_path / "outputs" / "first"), "--stop"]) == 0
     # By the label: the name may be that of a later job of another run.
-    assert kubectl.words()[-1].endswith(f"delete rayjob,configmap,secret --selector=slime-launch={label} --wait=false")
+    assert kubectl.words()[-1].endswith(
+        f"delete rayjob,configmap,secret --selector=slime-launch={label} --wait=false --cascade=foreground"
+    )
 
 
 def test_a_name_that_another_job_of_kubernetes_has_is_refused(

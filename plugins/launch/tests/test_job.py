@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime.errors import ConfigError
-from slime_launch.job import LaunchOptions, read_job, write_secrets
+from slime_launch.job import LaunchOptions, read_job, seconds_of, write_secrets
 
 STAMP = "2026-01-02_030405"
 
@@ -57,6 +57,30 @@ def test_a_run_without_a_name_is_named_by_its_time(run_file: Path) -> None:
 
 def test_the_signal_comes_as_early_as_the_run_may_take_to_save(run_file: Path) -> None:
     assert job_of(run_file, "--preemption-timeout-s", "90").signal_s == 120
+
+
+@pytest.mark.parametrize(
+    ("stated", "seconds"),
+    [
+        ("90", 5400),
+        ("5:30", 330),
+        ("1:00:01", 3601),
+        ("2-1", 176_400),
+        ("1-0:30", 88_200),
+        ("1-1:1:1", 90_061),
+        ("infinite", None),
+        ("1:2:3:4", None),
+        ("-5", None),
+    ],
+)
+def test_slurms_times_are_read(stated: str, seconds: int | None) -> None:
+    assert seconds_of(stated) == seconds
+
+
+def test_a_job_that_would_be_warned_at_its_beginning_is_refused(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--time 5:30 is no more than the 330 s before its end"):
+        job_of(run_file, time="5:30")
+    assert job_of(run_file, time="5:31").options.time == "5:31"
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,12 @@ def test_the_text_is_the_golden_one(name: str, run_file: Path, monkeypatch: pyte
     assert rendered(name, run_file) == (GOLDEN / name).read_text()
 
 
+def test_a_run_that_saves_nothing_is_not_requeued_for_ever(run_file: Path) -> None:
+    run_file.write_text(run_file.read_text().replace("save-interval = 5\n", ""))
+    text = render(read_job(run_file, [], LaunchOptions(on="slurm", gpus_per_node=8), STAMP))
+    assert "requeue=yes" in (GOLDEN / "slurm.sh").read_text() and "requeue=yes" not in text
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_bash_reads_the_script(name: str) -> None:
     done = subprocess.run(["bash", "-n", str(GOLDEN / name)], capture_output=True, text=True, check=False)

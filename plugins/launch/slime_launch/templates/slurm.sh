@@ -54,7 +54,7 @@ echo "slime launch: job $SLURM_JOB_ID on $names; logs in $attempt"
 requeue=no
 # SIGTERM: the time is nearly over, another job takes the nodes (where Slurm has send_user_signal), or `scancel`.
 # SIGUSR1: `slime launch --stop`.
-trap 'requeue=yes; : >"$attempt/stop"' TERM
+trap '{% if saves %}requeue=yes; {% endif %}: >"$attempt/stop"' TERM{% if not saves %} # without a new place in the queue: the run saves nothing{% endif %}
 trap ': >"$attempt/stop"' USR1
 # Nodes that have not ended two minutes after another one are ended.
 # shellcheck disable=SC2016 # for the node's shell
