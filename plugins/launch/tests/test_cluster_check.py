@@ -239,9 +239,8 @@ def test_processes_of_another_ray_are_found() -> None:
             assert found(f"{session}2") == [f"process {left.pid} of {process.username()} ({shown})"]
             # One that this session has started, or that uses it, is not left behind.
             assert found(session) == []
-            assert node_state.left_behind(f"{session}2", [left.pid]) == [
-                one for one in node_state.left_behind(f"{session}2") if f"process {left.pid} " not in one
-            ]
+            # Other processes of the machine come and go.
+            assert not any(f"process {left.pid} " in one for one in node_state.left_behind(f"{session}2", [left.pid]))
         finally:
             left.kill()
 
