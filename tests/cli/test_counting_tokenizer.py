@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.tiny_models import write_tiny_tokenizer
 
-from slime.cli.preflight_model import load_tokenizer
+from slime.cli.preflight_tokens import load_tokenizer
 from slime.errors import ConfigError
 from slime.kit.readers import tokenize_prompt
 from slime.kit.readers.light_tokenizer import LightTokenizer

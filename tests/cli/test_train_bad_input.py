@@ -77,13 +77,13 @@ def test_stop_tokens_outside_the_vocabulary_are_refused_with_the_numbers(refused
 def test_more_gpus_than_available_are_refused_with_the_numbers(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slime.cli.preflight.nvidia_devices", lambda: 2)
+    monkeypatch.setattr("slime.cli.preflight_machine.nvidia_devices", lambda: 2)
     words = ("--device", "cuda", "--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2")
     assert "the run needs 4 GPUs (2 training ranks + 2 for engines), and this machine has 2" in refused(*words)
 
 
 def test_a_ray_cluster_may_provide_the_gpus(dry_run: Slime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slime.cli.preflight.nvidia_devices", lambda: 0)
+    monkeypatch.setattr("slime.cli.preflight_machine.nvidia_devices", lambda: 0)
     ended = dry_run("--device", "cuda", "--ray-address", "head:6379")
     assert "2 GPUs of the cluster head:6379: 1 for training + 1 for engines" in ended.out
 

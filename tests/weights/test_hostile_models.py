@@ -16,7 +16,7 @@ from tests.support.model_folders import Folders
 from tests.support.own_tokenizer import give_own_tokenizer
 from tests.support.tiny_models import write_tiny_tokenizer
 
-from slime.cli.preflight_model import load_tokenizer
+from slime.cli.preflight_tokens import load_tokenizer
 from slime.errors import CheckpointError, ConfigError
 from slime.kit.chat import ChatTemplate
 from slime.kit.readers.light_tokenizer import lightest

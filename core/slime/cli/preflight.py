@@ -25,13 +25,11 @@ from slime.cli.checkpoint_choice import (
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_engine import draft_problems, engine_option_problems, quantisation_problems
 from slime.cli.preflight_external import external_problems
+from slime.cli.preflight_machine import machine_notes, machine_problems
 from slime.cli.preflight_model import (
     ModelFacts,
-    check_vocabulary,
-    end_notes,
     engine_problem,
     length_notes,
-    load_tokenizer,
     model_problems,
     read_model,
     trainer_problems,
@@ -39,15 +37,15 @@ from slime.cli.preflight_model import (
 )
 from slime.cli.preflight_plugins import check_plugins, check_resume
 from slime.cli.preflight_prompts import PromptFacts, check_prompts
-from slime.cli.run_folders import LOCK, require_export_folder, require_own_folder, unwritable
+from slime.cli.preflight_tokens import check_vocabulary, end_notes, load_tokenizer
+from slime.cli.run_folders import LOCK, require_export_folder, require_own_folder
 from slime.compat.functions import PlacedFunctions
 from slime.compat.generate_source import text_note
 from slime.config import RunConfig, config_problems
 from slime.config.assemble import stop_on
 from slime.config.defaults import usual_transport
 from slime.config.eval_sets import eval_sets
-from slime.config.run_config import SECTION_OF, nvidia_devices
-from slime.engine.ports import require_free_port
+from slime.config.run_config import SECTION_OF
 from slime.errors import SlimeError
 from slime.platform import platform_of
 from slime.plugin import FamilySpec
@@ -179,7 +177,7 @@ def preflight(
                 f"the run folder {run_dir} exists and is not empty. Choose another --run-name, or continue its run"
                 f" with --resume {run_dir}"
             )
-        problems += _machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
+        problems += machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
     found = _check_checkpoints(config, run_dir, checked.plugins, model, problems, unevaluated=unevaluated)
     stop_on(problems)
     assert model is not None
@@ -192,9 +190,9 @@ def preflight(
         *_code_notes(config),
         *prompts.notes,
         *length_notes(config, model),
-        *(end_notes(model) if with_engines else ()),
+        *(end_notes(model.folder) if with_engines else ()),
         *_engine_notes(config, with_engines=with_engines),
-        *_machine_notes(config, with_engines=with_engines, trains=trains),
+        *machine_notes(config, with_engines=with_engines, trains=trains),
     ]
     checkpoint = found.checkpoint if isinstance(found, Fallback) else found
     return Preflight(
@@ -280,7 +278,8 @@ def _check_data(
                 with_template=any(one.form.apply_chat_template for one in sets),
                 trust_remote_code=config.checkpoint.trust_remote_code,
             )
-            if (note := check_vocabulary(model, tokenizer)) is not None:
+            rows = int(model.gpt["vocab_size"])
+            if (note := check_vocabulary(model.folder, rows, tokenizer)) is not None:
                 found.notes.append(note)
     facts: list[DataFacts] = []
     for prompts in sets:
@@ -343,30 +342,7 @@ def _check_checkpoints(
     return found
 
 
-# --- machine -----------------------------------------------------------------------------------------
-
-
-def _machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, trains: bool) -> Iterator[str]:
-    """What the machine lacks: GPUs (unless a cluster provides them), free ports, writable folders."""
-    if config.on_gpu and config.cluster.ray_address is None:
-        present = nvidia_devices()
-        ranks = config.world_size if trains else 0
-        own = with_engines and not config.cluster.colocate
-        engines = config.own_engines * config.cluster.rollout_num_gpus_per_engine if own else 0
-        if ranks + engines > present:
-            yield (
-                f"the run needs {ranks + engines} GPUs ({ranks} training ranks + {engines} for engines), and this"
-                f" machine has {present}. Lower --actor-num-gpus-per-node or --rollout-num-gpus, or join a cluster with"
-                " --ray-address"
-            )
-    if with_engines:
-        yield from _port_problems(config)
-    folders = {"the run folder": run_dir, "--save": config.checkpoint.save}
-    if config.cluster.ray_address is None:  # training rank 0 writes it, which may run on another machine
-        folders["--save-hf"] = config.checkpoint.save_hf
-    for what, folder in folders.items():
-        if folder is not None and (problem := unwritable(Path(folder))) is not None:
-            yield f"{what} {folder} {problem}"
+# --- notes ------------------------------------------------------------------------------------------
 
 
 #: options of engines, and of what only engines generate
@@ -419,34 +395,3 @@ def _engine_notes(config: RunConfig, *, with_engines: bool) -> Iterator[str]:
     for flag in (*config.stated(*_OF_ENGINES), *(f"--sglang-{name.replace('_', '-')}" for name in config.sglang)):
         if flag not in derived:
             yield f"{flag} has no effect: the generator {config.generator_name} starts no engines"
-
-
-def _machine_notes(config: RunConfig, *, with_engines: bool, trains: bool) -> Iterator[str]:
-    """A folder that another machine writes, and more processes that compute at the same time than cores."""
-    if config.cluster.ray_address is not None and config.checkpoint.save_hf is not None:
-        yield (
-            f"whether --save-hf {config.checkpoint.save_hf} can be written is not checked: a node of the cluster writes"
-            " it. Name a folder that all nodes share"
-        )
-    if config.on_gpu or config.cluster.ray_address is not None:
-        return
-    ranks, engines = config.world_size if trains else 0, config.own_engines if with_engines else 0
-    kinds = [(ranks, "training ranks"), (engines, "engines")]
-    cores = len(os.sched_getaffinity(0))
-    # Without --async, training ranks and engines take turns.
-    for together in [kinds] if config.rollout.async_mode else [[kind] for kind in kinds]:
-        if sum(count for count, _ in together) > cores:
-            who = " and ".join(f"{count} {what}" for count, what in together)
-            yield f"{who} compute at the same time, and this machine has {cores} cores: they wait for each other"
-
-
-def _port_problems(config: RunConfig) -> list[str]:
-    cluster = config.cluster
-    ports = [] if cluster.router_port is None else [(cluster.router_port, "--router-port")]
-    if cluster.engine_port is not None:
-        ports += [(cluster.engine_port + number, "--engine-port") for number in range(config.num_engines)]
-    problems: list[str] = []
-    for port, option in ports:
-        with _collected(problems):
-            require_free_port(port, option)
-    return problems

@@ -1,9 +1,7 @@
-"""Checks the model folder before a run: its files, its model family, and whether the parallel layout divides it."""
+"""Checks the model folder before a run: its files and weights, and whether the configuration fits the model."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.cli.output import progress
+from slime.cli.preflight_tokens import special_token_problems
 from slime.cli.text_layout import count
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
@@ -20,11 +19,9 @@ from slime.config.flags import MEGATRON
 from slime.config.learning_rate import learning_rate_problems
 from slime.config.megatron_checks import layout_problems
 from slime.errors import CheckpointError, ConfigError, SlimeError
-from slime.kit.readers.light_tokenizer import LightTokenizer
-from slime.kit.readers.tokenize import template_error
 from slime.plugin.architecture import Architecture
 from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problems, weight_names
-from slime.weights.hf_config import read_hf_config, read_json, read_tokenizer, tokenizer_code
+from slime.weights.hf_config import read_hf_config
 from slime.weights.lora import ADAPTER_CONFIG, adapter_tensors, lora_of
 from slime.weights.mapping import EMBEDDING, HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
 from slime.weights.models import Models
@@ -33,13 +30,8 @@ from slime.weights.stored import FLOATS, FP8, not_finite, stored_tensors, tied_p
 
 #: a model folder has at least one of them
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
 #: Megatron's options with names that its declarations do not list, and slime does
 _CHECKED = ("optimizer", "moe_router_load_balancing_type")
-#: tokens that a note names
-_NAMED = 3
 #: a name on the Hugging Face Hub
 _HUB_NAME = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*", re.ASCII)
 #: where scripts/models/*.sh look for models; nobody's name on the Hub, which uses it itself
@@ -234,7 +226,7 @@ def model_problems(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     yield from _contexts(config, model)
     yield from _routing(config, model)
     yield from _stop_tokens(config, model)
-    yield from _special_tokens(model)
+    yield from special_token_problems(model.folder, int(model.gpt["vocab_size"]))
     yield from _divisions(config, model)
 
 
@@ -299,81 +291,6 @@ def _stop_tokens(config: RunConfig, model: ModelFacts) -> Iterator[str]:
             )
 
 
-def _special_tokens(model: ModelFacts) -> Iterator[str]:
-    """Ids in the model folder at which no response can end, or for which transformers has no embedding."""
-    vocabulary = int(model.gpt["vocab_size"])
-    for file, key in (
-        ("config.json", "eos_token_id"),
-        ("generation_config.json", "eos_token_id"),
-        ("config.json", "pad_token_id"),
-    ):
-        outside = [one for one in _token_ids(model.folder, file, key) if one >= vocabulary]
-        if outside:
-            yield (
-                f"{model.folder / file}: {key} {' '.join(map(str, outside))} is outside the model's vocabulary of"
-                f" {vocabulary} tokens, expected ids from 0 to {vocabulary - 1}"
-            )
-
-
-def _token_ids(folder: Path, file: str, key: str) -> list[int]:
-    """The ids that a file of a model folder has under a key; none if it has no such key."""
-    path = folder / file
-    if not path.is_file():
-        return []
-    try:
-        content = read_json(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    stated = content.get(key) if isinstance(content, dict) else None
-    ids = [] if stated is None else stated if isinstance(stated, list) else [stated]
-    if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
-        raise ConfigError(f"{path}: {key} is {stated!r}; expected the id of a token, or a list of ids")
-    return list(ids)
-
-
-def end_notes(model: ModelFacts) -> Iterator[str]:
-    """Tokens at which responses end, if the files of the folder disagree."""
-    stated = {
-        file: _token_ids(model.folder, file, "eos_token_id") for file in ("config.json", "generation_config.json")
-    }
-    first, second = map(set, stated.values())
-    if first and second and not first <= second:
-        said = ", ".join(f"{file} {' '.join(map(str, ids))}" for file, ids in stated.items())
-        yield f"{model.folder} has several eos_token_id: {said}. Engines end a response at any of them"
-
-
-def check_vocabulary(model: ModelFacts, tokenizer: Any) -> str | None:
-    """Look for tokens for which the model has no embedding.
-
-    Returns:
-        A note about tokens that were added to the tokenizer, such as one for padding that no prompt contains. Prompts
-        that do contain one are bad rows: see `slime.cli.preflight_data.look`.
-
-    Raises:
-        ConfigError: The tokenizer's own vocabulary is too large.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    ids = (tokenizer if backend is None else backend).get_vocab()
-    rows = int(model.gpt["vocab_size"])
-    outside = sorted((number, name) for name, number in ids.items() if number >= rows)
-    if not outside:
-        return None
-    own = ids.keys() - tokenizer.get_added_vocab() if backend is None else backend.get_vocab(with_added_tokens=False)
-    has = f"and the model has embeddings for ids 0 to {rows - 1} (vocab_size {rows})"
-    for number, name in reversed(outside):
-        if name in own:
-            raise ConfigError(
-                f"the tokenizer in {model.folder} has the token {name!r} with id {number}, {has}: the tokenizer belongs"
-                " to another model"
-            )
-    more = f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else ""
-    named = ", ".join(f"{name!r} ({number})" for number, name in outside[:_NAMED])
-    return (
-        f"the tokenizer in {model.folder} has {count(len(outside), 'added token')} without an embedding, {named}{more},"
-        f" {has}: texts that contain one are refused"
-    )
-
-
 def _divisions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     """Parallel sizes that do not divide the model's heads or layers."""
     yield from layout_problems(config, model.transformer)
@@ -381,72 +298,3 @@ def _divisions(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     engine = config.cluster.rollout_num_gpus_per_engine
     if heads % engine:
         yield f"--rollout-num-gpus-per-engine {engine} does not divide the model's {heads} attention heads"
-
-
-# --- tokenizer ---------------------------------------------------------------------------------------
-
-
-def load_tokenizer(folder: Path, *, with_template: bool, trust_remote_code: bool = False) -> Any:
-    """Load the tokenizer of a model folder, to count the tokens of prompts.
-
-    A `tokenizer.json` is read with the `tokenizers` library: importing transformers and torch takes seconds. Other
-    folders, and chat templates with tags that only transformers has, need transformers.
-
-    Args:
-        folder: The model folder.
-        with_template: Whether the chat template is needed.
-        trust_remote_code: Whether a tokenizer that is code in the folder may run.
-
-    Raises:
-        ConfigError: The tokenizer cannot be loaded, or is code that may not run.
-    """
-    import jinja2
-
-    try:
-        if (folder / "tokenizer.json").is_file() and tokenizer_code(folder) is None:
-            with contextlib.suppress(jinja2.TemplateSyntaxError):
-                return _light_tokenizer(folder, with_template=with_template)
-        tokenizer = read_tokenizer(folder, trust_remote_code=trust_remote_code)
-        if with_template and getattr(tokenizer, "chat_template", None):
-            _require_template(tokenizer)
-        return tokenizer
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"the tokenizer in {folder} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
-
-
-def _require_template(tokenizer: Any) -> None:
-    """Raise `ConfigError` for a template that is no Jinja, by which no row could be used."""
-    import jinja2
-
-    try:
-        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"the chat template cannot be read: {template_error(tokenizer, error)}") from error
-    except Exception:  # noqa: BLE001 - it may refuse this chat; those of the data are tried later
-        return
-
-
-def _light_tokenizer(folder: Path, *, with_template: bool) -> LightTokenizer:
-    from tokenizers import Tokenizer
-
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    stated = {name: config[name] for name in _SPECIAL_TOKENS if config.get(name) is not None}
-    special = {name: str(token["content"] if isinstance(token, dict) else token) for name, token in stated.items()}
-    template = _chat_template(folder, config) if with_template else None
-    return LightTokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")), template, special, str(folder))
-
-
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The default chat template, from its own file or from the configuration."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        return next((str(entry["template"]) for entry in template if entry.get("name") == "default"), None)
-    return template
