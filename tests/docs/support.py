@@ -13,7 +13,7 @@ from benchmarks.gpu_proof.cards import PASSED, Card, read_cards
 from tests.engine.test_model_families import NOT_SERVED
 from tests.support.tiny_models import FAMILIES
 from tests.train.models_table import family_of, layouts_of
-from tests.weights.test_live_engine import TRANSPORTS
+from tests.weights.live_engines import TRANSPORTS
 from tests.weights.test_live_mixtures import PARTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "support.md"

@@ -16,8 +16,6 @@ from tests.rollout.stub_engines import NeverAborted
 from tests.support.scoring import health
 from tests.support.simulated_time import run_simulated
 
-from slime.errors import DeadlineError, EngineError
-from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.registry.contracts import Snapshot, check_generated
 from slime.rollout.batch_in_progress import BatchInProgress, sampling_seed
@@ -34,13 +32,6 @@ class EchoPolicy(NeverAborted):
     async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
         await asyncio.sleep(0)
         return Generation([7, 8], [-0.5, -0.25], "stop", ["3"])
-
-
-class DeadPolicy(NeverAborted):
-    """A policy whose engines are dead."""
-
-    async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
-        raise EngineError("http://127.0.0.1:1: connection refused")
 
 
 class HangingPolicy(NeverAborted):
@@ -292,35 +283,6 @@ def test_a_generators_own_timeout_error_is_a_failure_not_an_abort() -> None:
     assert without_line(sample) == "generator faulty: FILE:LINE: TimeoutError: tool took too long"
 
 
-def test_dead_engines_end_the_rollout() -> None:
-    with pytest.raises(EngineError, match="connection refused"):
-        run(OneTurn(), DeadPolicy())
-
-
-def test_a_generator_cannot_hide_dead_engines() -> None:
-    class Swallowing:
-        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-            try:
-                await policy.generate(sample.tokens, sampling)
-            except Exception:  # noqa: BLE001 - the fault under test
-                sample.status = Status.ABORTED
-            return [sample]
-
-    with pytest.raises(EngineError, match="connection refused"):
-        run(Swallowing(), DeadPolicy())
-
-
-def test_dead_engines_inside_an_exception_group_end_the_rollout() -> None:
-    class Parallel:
-        async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(policy.generate(sample.tokens, sampling))
-            return [sample]
-
-    with pytest.raises(EngineError, match="connection refused"):
-        run(Parallel(), DeadPolicy())
-
-
 def test_cancellation_from_outside_propagates() -> None:
     async def main() -> None:
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=60, concurrency=1)
@@ -334,36 +296,6 @@ def test_cancellation_from_outside_propagates() -> None:
     asyncio.run(main())
 
 
-class LatePolicy(NeverAborted):
-    """A policy whose engines do not answer in time, as the HTTP client says it."""
-
-    async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
-        raise DeadlineError("POST http://127.0.0.1:1/generate: no answer within 600 s")
-
-
-class Wrapping(OneTurn):
-    """A generator that turns every error into its own."""
-
-    async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
-        try:
-            return await super().generate(sample, sampling, policy)
-        except Exception as error:
-            raise ValueError("the agent failed") from error
-
-
-@pytest.mark.parametrize("generator", [OneTurn(), Wrapping()], ids=["plain", "wrapping"])
-def test_a_request_that_the_engines_do_not_answer_is_no_fault_of_the_generator(generator: OneTurn) -> None:
-    async def main() -> tuple[list[Sample], dict[str, float]]:
-        boundary = SampleGenerator(generator, health("generator g", "generator"), timeout_s=5, concurrency=1)
-        samples = await boundary.generate(pending(), BatchInProgress(LatePolicy(), SAMPLING, 42))
-        return samples, boundary.metrics()
-
-    [sample], metrics = asyncio.run(main())
-    assert sample.status is Status.ABORTED
-    assert "no answer of the engines" in (sample.failure or "")
-    assert metrics == {}
-
-
 def test_a_generator_that_cancels_itself_fails_its_sample() -> None:
     class SelfCancelling:
         async def generate(self, sample: Sample, sampling: SamplingParams, policy: PolicyClient) -> list[Sample]:
@@ -373,46 +305,9 @@ def test_a_generator_that_cancels_itself_fails_its_sample() -> None:
     assert (sample.status, sample.failure) == (Status.FAILED, "generator faulty: cancelled itself")
 
 
-def test_a_generator_without_engines_cannot_call_one() -> None:
-    async def main() -> list[Sample]:
-        boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=1, concurrency=1)
-        return await boundary.generate(pending(), BatchInProgress(None, SAMPLING, 42))
-
-    [sample] = asyncio.run(main())
-    assert "needs_engine=False" in (sample.failure or "")
-
-
 def test_an_aborted_sample_always_has_a_reason() -> None:
     [sample] = run(OneTurn(status=Status.ABORTED, finish_reason="abort"))
     assert sample.failure == "aborted (finish reason abort)"
-
-
-def test_overlapping_requests_count_once_in_the_engines_seconds() -> None:
-    now = 0.0
-
-    class AllAtOnce(EchoPolicy):
-        """Answers when eight requests are waiting, a second later."""
-
-        def __init__(self) -> None:
-            self.waiting = 0
-            self.answered = asyncio.Event()
-
-        async def generate(self, tokens: Sequence[int], sampling: SamplingParams, **_: Any) -> Generation:
-            nonlocal now
-            self.waiting += 1
-            if self.waiting == 8:
-                now += 1.0
-                self.answered.set()
-            await self.answered.wait()
-            return await super().generate(tokens, sampling)
-
-    async def main() -> float:
-        context = BatchInProgress(AllAtOnce(), SAMPLING, 42, engine_clock=BusyClock(lambda: now))
-        boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=5, concurrency=8)
-        await asyncio.gather(*(boundary.generate(pending(i), context) for i in range(8)))
-        return context.engine_clock.seconds
-
-    assert asyncio.run(main()) == 1.0
 
 
 def test_siblings_have_different_reproducible_seeds() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.train.expert_models import AUXILIARY, config_for, random_routes, with_routes
 from tests.train.harness import Centred, RankLauncher, make_batch, run_ranks
-from tests.train.test_experts import AUXILIARY, config_for, random_routes, with_routes
 from tests.train.whole_models import fill
 
 from slime.plugin import Advantages, EstimatorBatch, EstimatorSpec

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.train.expert_models import config_for, start
 from tests.train.harness import RankLauncher, run_ranks
-from tests.train.test_experts import config_for, start
 
 from slime.train.experts import GroupedExperts
 

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
+from tests.weights.live_engines import assert_serves, transport_to
 from tests.weights.megatron_ranks import build, run_ranks
 from tests.weights.test_handles import shared_weights
-from tests.weights.test_live_engine import _assert_serves, _transport
 from torch import Tensor
 
 from slime.engine.server import EngineServer
@@ -44,7 +44,7 @@ class Sync:
         self.transport: TensorTransport | None = None
         if dist.get_rank() == 0:
             options = {"update_weight_buffer_size": BUCKET, "check_weight_update_equal": True}
-            made = _transport(engine, "tensor", start, scratch, **options)
+            made = transport_to(engine, "tensor", start, scratch, **options)
             assert isinstance(made, TensorTransport)
             made.beside, self.transport = self.beside, made
 
@@ -89,7 +89,7 @@ def test_each_rank_of_an_engine_opens_the_memory_beside_it(
     assert len(first[0]) == len(second[0]) == 2, "two buckets at most"
     used = [inodes for inodes in opened if inodes]
     assert len(used) == 2 and {frozenset(first[0]), frozenset(second[0])} == {frozenset(one) for one in used}
-    _assert_serves(engine, folders[1], "beside-1")
+    assert_serves(engine, folders[1], "beside-1")
 
 
 def test_a_rank_that_cannot_share_is_named_and_a_sync_that_fails_lets_the_others_go(
@@ -121,4 +121,4 @@ def test_a_rank_that_cannot_share_is_named_and_a_sync_that_fails_lets_the_others
     )
     assert (interrupted, whole) == ("a rank went away", None)
     assert other == (None, None, None)
-    _assert_serves(engine, trained, "whole")
+    assert_serves(engine, trained, "whole")

@@ -62,6 +62,7 @@ def named(group: FaultyGroup, call: FleetCall, monkeypatch: pytest.MonkeyPatch) 
     return error.urls
 
 
+@pytest.mark.slow
 def test_of_engines_that_wait_for_one_another_only_the_one_that_hangs_is_named(
     never: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_an_engine_that_refuses_weights_is_not_named(monkeypatch: pytest.MonkeyP
     assert named(group, call, monkeypatch) == []
 
 
+@pytest.mark.slow
 def test_engines_that_hang_keep_nothing_from_the_others(
     never: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

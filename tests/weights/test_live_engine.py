@@ -7,21 +7,27 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from tests.support.engines import wait_until_running
 from tests.support.families import architecture, read_architecture
 from tests.support.model_folders import Folders
+from tests.weights.live_engines import (
+    TOKENS,
+    TRANSPORTS,
+    assert_serves,
+    engine_log_probs,
+    hf_log_probs,
+    transport_to,
+    weights_of,
+)
 from tests.weights.megatron_ranks import build, run_ranks
 from tests.weights.test_broadcast_group import send
 from tests.weights.test_handles import shared_weights
 from torch import Tensor
 
-from slime.config.weight_options import SyncOptions
 from slime.engine.control import EngineControl
 from slime.engine.ports import ReservedPort
 from slime.engine.server import EngineServer
@@ -29,18 +35,12 @@ from slime.errors import EngineError, WeightSyncError
 from slime.kit.processes import living_members
 from slime.weights.hf_config import read_hf_config
 from slime.weights.hf_load import load_hf
-from slime.weights.local_copy import LocalCopy
 from slime.weights.shards import drain, named_hf_tensors
-from slime.weights.transports import create_transport
 from slime.weights.transports.group import BroadcastGroup
 from slime.weights.transports.tensor import TensorTransport
-from slime.weights.transports.transport import WeightTransport
 from slime.weights.verify import WeightCheck
 
 pytestmark = pytest.mark.engine
-
-TOKENS = [5, 20, 33, 47, 61, 80, 12, 90, 44, 7, 101, 3]
-TRANSPORTS = ["distributed", "tensor", "disk"]
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
@@ -53,77 +53,14 @@ def one_rank_engine(start_engine: Callable[[int], EngineServer]) -> EngineServer
     return start_engine(1)
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def _transport(
-    engine: EngineServer,
-    name: str,
-    folder: Path,
-    scratch: Path,
-    *,
-    also: Sequence[EngineControl] = (),
-    repeated: bool = False,
-    **options: object,
-) -> WeightTransport:
-    if name == "delta":
-        name, options = "disk", {**options, "disk_delta": True}
-    settings = SyncOptions.model_validate({"update_weight_transport": name, "weight_sync_timeout_s": 30.0, **options})
-    return create_transport(
-        settings,
-        [engine.control, *also],
-        model=read_architecture(folder),
-        hf_folder=folder,
-        scratch=scratch,
-        on_gpu=False,
-        repeated=repeated,
-        receive=lambda _, versions, version, __: LocalCopy(scratch / "copy").bring_to(versions, version),
-    )
-
-
-def _engine_log_probs(engine: EngineServer) -> tuple[Tensor, str]:
-    """Log-probs of TOKENS [11] and the version of the weights that gave them. A cached prefix would show."""
-    connection = http.client.HTTPConnection("127.0.0.1", engine.port, timeout=60)
-    body = {
-        "input_ids": TOKENS,
-        "sampling_params": {"max_new_tokens": 1},
-        "return_logprob": True,
-        "logprob_start_len": 0,
-    }
-    connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
-    meta = json.loads(connection.getresponse().read())["meta_info"]
-    connection.close()
-    return torch.tensor([entry[0] for entry in meta["input_token_logprobs"][1:]]), meta["weight_version"]
-
-
-def _hf_log_probs(folder: Path) -> Tensor:
-    from transformers import AutoModelForCausalLM
-
-    tokens = torch.tensor(TOKENS)
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    with torch.no_grad():
-        log_probs = model(tokens[None]).logits[0, :-1].log_softmax(-1)
-    gathered: Tensor = log_probs.gather(1, tokens[1:, None])[:, 0]
-    return gathered
-
-
-def _assert_serves(engine: EngineServer, folder: Path, version: str | None = None) -> None:
-    log_probs, served = _engine_log_probs(engine)
-    assert (log_probs - _hf_log_probs(folder)).abs().max() < 1e-4
-    if version is not None:
-        assert served == version
-        assert engine.control.weight_version() == version
-
-
 @pytest.mark.parametrize("bucket_bytes", [2**29, 40_000], ids=["one-bucket", "many-buckets"])
 @pytest.mark.parametrize("name", [*TRANSPORTS, "delta"])
 def test_engine_computes_with_the_weights_that_were_sent(
     engine: EngineServer, model_folder: Folders, tmp_path: Path, name: str, bucket_bytes: int
 ) -> None:
     old, new = model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
-    assert (_hf_log_probs(old) - _hf_log_probs(new)).abs().max() > 0.1
-    transport = _transport(
+    assert (hf_log_probs(old) - hf_log_probs(new)).abs().max() > 0.1
+    transport = transport_to(
         engine,
         name,
         old,
@@ -131,10 +68,10 @@ def test_engine_computes_with_the_weights_that_were_sent(
         update_weight_buffer_size=bucket_bytes,
         check_weight_update_equal=True,
     )
-    transport.send(iter(_weights(old).items()), version="1")
-    _assert_serves(engine, old, "1")
-    metrics = transport.send(iter(_weights(new).items()), version="2")
-    _assert_serves(engine, new, "2")
+    transport.send(iter(weights_of(old).items()), version="1")
+    assert_serves(engine, old, "1")
+    metrics = transport.send(iter(weights_of(new).items()), version="2")
+    assert_serves(engine, new, "2")
     if name == "delta":  # not whole: norms have not changed
         assert 0.5 < metrics["perf/sync/changed_share"] < 1
     transport.close()
@@ -144,8 +81,8 @@ def test_weights_of_a_different_type_are_compared_after_rounding(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
     folder = model_folder("qwen3", seed=1)
-    transport = _transport(one_rank_engine, "distributed", folder, tmp_path, check_weight_update_equal=True)
-    transport.send(((name, tensor.bfloat16()) for name, tensor in _weights(folder).items()), version="3")
+    transport = transport_to(one_rank_engine, "distributed", folder, tmp_path, check_weight_update_equal=True)
+    transport.send(((name, tensor.bfloat16()) for name, tensor in weights_of(folder).items()), version="3")
     transport.close()
 
 
@@ -162,20 +99,20 @@ def test_tensor_parallel_trainer_sends_its_weights_to_the_engine(
         if index != 0:
             drain(named)
             return
-        transport = _transport(one_rank_engine, "distributed", start, tmp_path, check_weight_update_equal=True)
+        transport = transport_to(one_rank_engine, "distributed", start, tmp_path, check_weight_update_equal=True)
         transport.send(named, version="megatron")
         transport.close()
 
     run_ranks(rank, 2)
-    _assert_serves(one_rank_engine, trained, "megatron")
+    assert_serves(one_rank_engine, trained, "megatron")
 
 
 def test_requests_in_flight_wait_for_the_new_weights_and_finish(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
     folder = model_folder("qwen3", seed=1)
-    transport = _transport(one_rank_engine, "distributed", folder, tmp_path)
-    transport.send(iter(_weights(folder).items()), version="before")
+    transport = transport_to(one_rank_engine, "distributed", folder, tmp_path)
+    transport.send(iter(weights_of(folder).items()), version="before")
     answers: list[dict[str, object]] = []
 
     def generate() -> None:
@@ -188,7 +125,7 @@ def test_requests_in_flight_wait_for_the_new_weights_and_finish(
     thread = threading.Thread(target=generate)
     thread.start()
     wait_until_running(one_rank_engine)
-    transport.send(iter(_weights(folder).items()), version="after")
+    transport.send(iter(weights_of(folder).items()), version="after")
     thread.join(60)
     transport.close()
     assert len(answers[0]["output_ids"]) == 300
@@ -216,7 +153,7 @@ def test_check_names_the_one_tensor_that_differs(
     engine: EngineServer, model_folder: Folders, sent_name: str, engine_name: str
 ) -> None:
     folder = model_folder("qwen3", seed=1)
-    weights = _weights(folder)
+    weights = weights_of(folder)
     transport = TensorTransport(engines=[engine.control], timeout_s=30, on_gpu=False, bucket_bytes=2**29)
     transport.send(_one_value_off(weights, sent_name), version="off")
     check = WeightCheck(read_architecture(folder), [engine.control.tp_size])
@@ -228,15 +165,15 @@ def test_check_names_the_one_tensor_that_differs(
 def test_check_notices_a_tensor_that_never_reached_the_engine(engine: EngineServer, model_folder: Folders) -> None:
     old, new = model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
     transport = TensorTransport(engines=[engine.control], timeout_s=30, on_gpu=False, bucket_bytes=2**29)
-    transport.send(iter(_weights(old).items()), version="old")
+    transport.send(iter(weights_of(old).items()), version="old")
     lost = "model.layers.1.self_attn.q_norm.weight"
     # for an unknown name, the engine answers 200 and keeps the old tensor
     transport.send(
-        ((name.replace("q_norm", "qnorm") if name == lost else name, t) for name, t in _weights(new).items()),
+        ((name.replace("q_norm", "qnorm") if name == lost else name, t) for name, t in weights_of(new).items()),
         version="new",
     )
     check = WeightCheck(read_architecture(old), [engine.control.tp_size])
-    list(check.observe(iter(_weights(new).items())))
+    list(check.observe(iter(weights_of(new).items())))
     with pytest.raises(WeightSyncError, match=f"1 differ from the trainer's: {lost}"):
         check.compare(engine.url, engine.control.weights_checksum())
 
@@ -245,7 +182,7 @@ def test_check_reports_unknown_engine_parameters(engine: EngineServer, model_fol
     deeper = model_folder("qwen3", seed=1)
     shallow = {**read_hf_config(deeper), "num_hidden_layers": 2, "layer_types": None}
     check = WeightCheck(architecture(shallow), [engine.control.tp_size])
-    list(check.observe((n, t) for n, t in _weights(deeper).items() if ".layers.2." not in n))
+    list(check.observe((n, t) for n, t in weights_of(deeper).items() if ".layers.2." not in n))
     with pytest.raises(WeightSyncError, match=r"are in the engine only: model\.layers\.2\.input_layernorm\.weight"):
         check.compare(engine.url, engine.control.weights_checksum())
 
@@ -255,13 +192,13 @@ def test_a_trainer_that_sends_too_little_gets_an_error(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path, name: str
 ) -> None:
     folder = model_folder("qwen3", seed=1)
-    transport = _transport(one_rank_engine, name, folder, tmp_path, check_weight_update_equal=True)
-    part = {key: tensor for key, tensor in _weights(folder).items() if key != "model.norm.weight"}
+    transport = transport_to(one_rank_engine, name, folder, tmp_path, check_weight_update_equal=True)
+    part = {key: tensor for key, tensor in weights_of(folder).items() if key != "model.norm.weight"}
     with pytest.raises(WeightSyncError, match=r"did not send model\.norm\.weight"):
         transport.send(iter(part.items()), version="part")
-    _engine_log_probs(one_rank_engine)  # it answers, so it is not paused
-    transport.send(iter(_weights(folder).items()), version="whole")
-    _assert_serves(one_rank_engine, folder, "whole")
+    engine_log_probs(one_rank_engine)  # it answers, so it is not paused
+    transport.send(iter(weights_of(folder).items()), version="whole")
+    assert_serves(one_rank_engine, folder, "whole")
     transport.close()
 
 
@@ -269,10 +206,10 @@ def test_shared_memory_stays_from_sync_to_sync_and_ends_with_the_transport(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
     folder, before = model_folder("qwen3", seed=1), shared_weights(os.getpid())
-    transport = _transport(one_rank_engine, "tensor", folder, tmp_path, update_weight_buffer_size=200_000)
+    transport = transport_to(one_rank_engine, "tensor", folder, tmp_path, update_weight_buffer_size=200_000)
     seen = []
     for version in ("1", "2"):
-        transport.send(iter(_weights(folder).items()), version=version)
+        transport.send(iter(weights_of(folder).items()), version=version)
         seen.append(shared_weights(os.getpid()) - before)
         assert one_rank_engine.pid is not None
         mapped = set.union(*(shared_weights(pid) for pid in living_members(one_rank_engine.pid)))
@@ -289,14 +226,14 @@ def test_a_failed_gathering_leaves_the_engine_serving(
     folder = model_folder("qwen3", seed=1)
 
     def failing() -> Iterator[tuple[str, Tensor]]:
-        yield from list(_weights(folder).items())[:10]
+        yield from list(weights_of(folder).items())[:10]
         raise RuntimeError("a rank went away")
 
-    transport = _transport(one_rank_engine, name, folder, tmp_path, update_weight_buffer_size=20_000)
+    transport = transport_to(one_rank_engine, name, folder, tmp_path, update_weight_buffer_size=20_000)
     with pytest.raises(RuntimeError, match="a rank went away"):
         transport.send(failing(), version="never")
-    transport.send(iter(_weights(folder).items()), version="again")
-    _assert_serves(one_rank_engine, folder, "again")
+    transport.send(iter(weights_of(folder).items()), version="again")
+    assert_serves(one_rank_engine, folder, "again")
     transport.close()
 
 
@@ -304,7 +241,7 @@ def test_a_trainer_killed_in_the_middle_leaves_an_engine_that_a_new_one_can_use(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
     folder = model_folder("qwen3", seed=2)
-    weights = _weights(folder)
+    weights = weights_of(folder)
 
     def dies_half_way() -> Iterator[tuple[str, Tensor]]:
         yield from list(weights.items())[:20]
@@ -312,22 +249,22 @@ def test_a_trainer_killed_in_the_middle_leaves_an_engine_that_a_new_one_can_use(
 
     child = os.fork()
     if child == 0:
-        doomed = _transport(one_rank_engine, "distributed", folder, tmp_path, update_weight_buffer_size=20_000)
+        doomed = transport_to(one_rank_engine, "distributed", folder, tmp_path, update_weight_buffer_size=20_000)
         doomed.send(dies_half_way(), version="dead")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
-    transport = _transport(one_rank_engine, "distributed", folder, tmp_path)
+    transport = transport_to(one_rank_engine, "distributed", folder, tmp_path)
     with pytest.raises(WeightSyncError, match=r"beginning the update failed at engine http://127.*already open"):
         transport.send(iter(weights.items()), version="refused")  # which closes the dead trainer's session
     transport.send(iter(weights.items()), version="new")
-    _assert_serves(one_rank_engine, folder, "new")
+    assert_serves(one_rank_engine, folder, "new")
     transport.close()
 
 
 def test_an_engine_waiting_for_broadcasts_continues_when_the_group_ends(
     one_rank_engine: EngineServer, model_folder: Folders
 ) -> None:
-    weights = list(_weights(model_folder("qwen3", seed=2)).items())
+    weights = list(weights_of(model_folder("qwen3", seed=2)).items())
     control = one_rank_engine.control
     group = BroadcastGroup(name="half", world_size=2, backend="gloo", address="127.0.0.1", timeout_s=30)
     joining = threading.Thread(
@@ -370,7 +307,7 @@ def test_an_engine_waiting_for_broadcasts_continues_when_the_group_ends(
     assert refused and "Failed to receive weights" in refused[0]
     control.end_weight_update()
     control.destroy_weights_update_group("half")
-    _engine_log_probs(one_rank_engine)
+    engine_log_probs(one_rank_engine)
 
 
 @pytest.fixture
@@ -390,15 +327,15 @@ def test_a_dead_engine_is_named_and_the_other_continues(
     name: str,
 ) -> None:
     folder = model_folder("qwen3", seed=1)
-    transport = _transport(one_rank_engine, name, folder, tmp_path, also=[dead_engine])
+    transport = transport_to(one_rank_engine, name, folder, tmp_path, also=[dead_engine])
     started = time.monotonic()
     with pytest.raises(WeightSyncError, match=f"pausing failed at engine {dead_engine.url}"):
-        transport.send(iter(_weights(folder).items()), version="two")
+        transport.send(iter(weights_of(folder).items()), version="two")
     assert time.monotonic() - started < 25  # the deadline of a sync is 30 s
     transport.close()
-    transport = _transport(one_rank_engine, name, folder, tmp_path)
-    transport.send(iter(_weights(folder).items()), version="one")
-    _assert_serves(one_rank_engine, folder, "one")
+    transport = transport_to(one_rank_engine, name, folder, tmp_path)
+    transport.send(iter(weights_of(folder).items()), version="one")
+    assert_serves(one_rank_engine, folder, "one")
     transport.close()
 
 
@@ -407,13 +344,13 @@ def test_engines_wait_for_a_sync_that_is_repeated(
     one_rank_engine: EngineServer, dead_engine: EngineControl, model_folder: Folders, tmp_path: Path, name: str
 ) -> None:
     folder = model_folder("qwen3", seed=2)
-    transport = _transport(one_rank_engine, name, folder, tmp_path, also=[dead_engine], repeated=True)
+    transport = transport_to(one_rank_engine, name, folder, tmp_path, also=[dead_engine], repeated=True)
     with pytest.raises(WeightSyncError, match=f"pausing failed at engine {dead_engine.url}"):
-        transport.send(iter(_weights(folder).items()), version="first")
+        transport.send(iter(weights_of(folder).items()), version="first")
     answered = threading.Event()
 
     def ask() -> None:
-        _engine_log_probs(one_rank_engine)
+        engine_log_probs(one_rank_engine)
         answered.set()
 
     asking = threading.Thread(target=ask)
@@ -421,10 +358,10 @@ def test_engines_wait_for_a_sync_that_is_repeated(
     # It would answer in milliseconds, perhaps from weights of which a part is new.
     assert not answered.wait(1.0)
     transport.connect([one_rank_engine.control])
-    transport.send(iter(_weights(folder).items()), version="again")
+    transport.send(iter(weights_of(folder).items()), version="again")
     asking.join(30)
     assert answered.is_set()
-    _assert_serves(one_rank_engine, folder, "again")
+    assert_serves(one_rank_engine, folder, "again")
     transport.close()
 
 
@@ -443,15 +380,15 @@ def test_an_engine_left_alone_in_a_group_continues(
 
     folder = model_folder("qwen3", seed=1)
     other = RefusesToJoin(one_rank_engine.url.replace("127.0.0.1", "localhost"))
-    transport = _transport(one_rank_engine, "distributed", folder, tmp_path, also=[other])
+    transport = transport_to(one_rank_engine, "distributed", folder, tmp_path, also=[other])
     started = time.monotonic()
     with pytest.raises(WeightSyncError, match="joining the process group failed at engine http://localhost"):
-        transport.send(iter(_weights(folder).items()), version="alone")
+        transport.send(iter(weights_of(folder).items()), version="alone")
     assert time.monotonic() - started < 25  # the deadline of a sync is 30 s
     transport.close()
-    transport = _transport(one_rank_engine, "distributed", folder, tmp_path)
-    transport.send(iter(_weights(folder).items()), version="one")
-    _assert_serves(one_rank_engine, folder, "one")
+    transport = transport_to(one_rank_engine, "distributed", folder, tmp_path)
+    transport.send(iter(weights_of(folder).items()), version="one")
+    assert_serves(one_rank_engine, folder, "one")
     transport.close()
 
 
@@ -459,8 +396,8 @@ def test_disk_keeps_the_newest_version_only(
     one_rank_engine: EngineServer, model_folder: Folders, tmp_path: Path
 ) -> None:
     folder = model_folder("qwen3", seed=1)
-    transport = _transport(one_rank_engine, "disk", folder, tmp_path)
+    transport = transport_to(one_rank_engine, "disk", folder, tmp_path)
     for version in ("1", "2"):
-        transport.send(iter(_weights(folder).items()), version=version)
+        transport.send(iter(weights_of(folder).items()), version=version)
     transport.close()
     assert [path.name for path in tmp_path.iterdir()] == ["version-2"]

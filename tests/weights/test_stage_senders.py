@@ -7,7 +7,6 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from safetensors.torch import load_file
 from tests.support.engines import READY_S, cpu_engine
 from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
+from tests.weights.live_engines import assert_serves, engine_log_probs, transport_to
 from tests.weights.megatron_ranks import build, run_ranks
-from tests.weights.test_live_engine import _assert_serves, _engine_log_probs, _transport
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -31,9 +29,8 @@ from slime.engine.server import EngineServer
 from slime.errors import WeightSyncError
 from slime.weights.hf_load import load_hf
 from slime.weights.shards import NamedTensors, drain, drained, is_first_of_stage, named_hf_tensors
-from slime.weights.transports import stages
 from slime.weights.transports.distributed import DistributedTransport
-from slime.weights.transports.stages import Turns, stage_metrics
+from slime.weights.transports.stages import Turns
 from slime.weights.transports.transport import joined_by_engines
 
 BUCKET = 120_000
@@ -47,7 +44,7 @@ def gathered(models: Any, folder: Path, *, by_stage: bool = True) -> NamedTensor
 def sender(engine: EngineServer, folder: Path, scratch: Path, **options: Any) -> DistributedTransport:
     """The transport of this rank, which is the first of its stage."""
     options = {"update_weight_buffer_size": BUCKET, **options}
-    transport = _transport(engine, "distributed", folder, scratch, **options)
+    transport = transport_to(engine, "distributed", folder, scratch, **options)
     assert isinstance(transport, DistributedTransport)
     transport.turns = Turns.of_pipeline()
     return transport
@@ -85,10 +82,10 @@ def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
             load_hf(models, folder, read_architecture(start))
             named = gathered(models, start, by_stage=False)
             if index == 0:
-                one = _transport(engine, "distributed", start, tmp_path, check_weight_update_equal=True)
+                one = transport_to(engine, "distributed", start, tmp_path, check_weight_update_equal=True)
                 one.send(named, version=f"one-{seed}")
                 one.close()
-                found.append(_engine_log_probs(engine))
+                found.append(engine_log_probs(engine))
             else:
                 drain(named)
             dist.barrier()
@@ -99,7 +96,7 @@ def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
                     metrics = several.send(gathered(models, start), version=f"stages-{seed}")
             dist.barrier()
             if index == 0:
-                found.append(_engine_log_probs(engine))
+                found.append(engine_log_probs(engine))
         if several is not None:
             several.close()
         return [(log_probs.tolist(), version) for log_probs, version in found], metrics
@@ -170,7 +167,7 @@ def test_an_engine_and_a_sender_that_fail_are_named_and_the_repeat_works(
     late = "no time was left for receiving weights|the broadcast did not finish in time"
     assert re.search(f"the sender of pipeline stage 1 failed: ({late})", first[3])
     assert second == [None, None, "RuntimeError('no memory left')", None, None]
-    _assert_serves(engine, trained, "again")
+    assert_serves(engine, trained, "again")
 
 
 @pytest.mark.engine
@@ -203,9 +200,9 @@ def test_a_sender_that_dies_in_the_middle_is_named_and_the_engine_can_be_sent_to
         run_ranks(rank, 2)
     error = (tmp_path / "error").read_text()
     assert "the sender of pipeline stage 1 did not send its part in time" in error
-    transport = _transport(engine, "distributed", start, tmp_path)
+    transport = transport_to(engine, "distributed", start, tmp_path)
     transport.send(iter(load_file(trained / "model.safetensors").items()), version="new")
-    _assert_serves(engine, trained, "new")
+    assert_serves(engine, trained, "new")
     transport.close()
 
 
@@ -254,7 +251,7 @@ def test_an_engine_that_dies_in_the_middle_is_named_and_the_others_get_the_repea
     finally:
         doomed.stop()
     assert urls == [doomed.url]
-    _assert_serves(engine, trained, "again")
+    assert_serves(engine, trained, "again")
 
 
 class LiveBytes(TorchDispatchMode):
@@ -324,134 +321,3 @@ def test_what_an_engine_joins_is_of_one_layer(family: str, model_folder: Folders
         layers.setdefault(rule.engine, set()).add(prefix)
     assert all(len(of) == 1 for of in layers.values())
     assert all(len({name.split(".")[2] for name in names}) == 1 for names in joined_by_engines(model))
-
-
-# --- turns, without engines ---
-
-
-def of_stages(count: int) -> list[Turns]:
-    store = HashStore()
-    return [Turns(store, stage, count) for stage in range(count)]
-
-
-def soon() -> float:
-    return time.monotonic() + 30
-
-
-def test_each_sender_begins_when_the_one_before_has_ended_and_none_goes_on_without_the_first() -> None:
-    turns, order = of_stages(3), list[int]()
-
-    def part(own: Turns, seconds: float) -> float:
-        with own.sync():
-            deadline = own.wait(time.monotonic() + seconds)
-            order.append(own.stage)
-            time.sleep(0.05)
-            order.append(own.stage)
-            own.done(sent=own.stage, seconds=1.0, report=[own.stage])
-        return deadline
-
-    for _ in range(2):
-        order.clear()
-        with ThreadPoolExecutor() as pool:
-            late = [pool.submit(part, own, 900.0) for own in turns[:0:-1]]
-            began = time.monotonic()
-            with turns[0].sync():
-                order.extend([0, 0])
-                reports = turns[0].others(began + 60)
-            assert order == [0, 0, 1, 1, 2, 2]
-            assert {stage: (one["sent"], one["report"]) for stage, one in reports.items()} == {1: (1, [1]), 2: (2, [2])}
-            # A sender that started its call later must not send when the first has given up.
-            assert all(one.result() < began + 61 for one in late)
-
-
-def test_a_sender_that_is_late_does_not_think_that_the_first_has_waited_for_it() -> None:
-    first, second = of_stages(2)
-    with ThreadPoolExecutor() as pool, first.sync():
-        deadline = time.monotonic() + 60
-        others = pool.submit(first.others, deadline)
-        time.sleep(3)  # it gathers its first tensors
-        with second.sync():
-            assert second.wait(time.monotonic() + 900) < deadline + 1
-            second.done(sent=1, seconds=1.0)
-        assert others.result()[1]["sent"] == 1
-
-
-def test_what_fails_before_a_sender_could_send_is_told_and_the_next_sync_is_another() -> None:
-    first, second = of_stages(2)
-    for count in range(2):
-        with pytest.raises(WeightSyncError, match=f"stage 1 failed: OSError: no network {count}"), first.sync():
-            with pytest.raises(OSError, match="no network"), second.sync():
-                raise OSError(f"no network {count}")
-            first.others(soon())
-    with ThreadPoolExecutor() as pool, first.sync(), second.sync():
-        others = pool.submit(first.others, soon())
-        second.wait(soon())
-        second.done(sent=7, seconds=1.0)
-        assert others.result()[1]["sent"] == 7
-
-
-def test_what_fails_at_the_first_while_others_send_is_told_to_those_that_wait(caplog: pytest.LogCaptureFixture) -> None:
-    turns = of_stages(3)
-    with pytest.raises(WeightSyncError, match="stage 1 failed: MemoryError: no memory left"), turns[0].sync():
-        with pytest.raises(MemoryError), turns[1].sync():
-            raise MemoryError("no memory left")
-        turns[0].others(soon())
-    with turns[2].sync():
-        turns[2].wait(soon())
-        pytest.fail("it may not send")
-    assert "stage 0 failed: the sender of pipeline stage 1 failed: MemoryError: no memory left" in caplog.text
-
-
-def test_all_senders_hear_of_the_first_failure(caplog: pytest.LogCaptureFixture) -> None:
-    turns = of_stages(3)
-    refusal = WeightSyncError("Weight sync: pausing failed at engine http://a", ["http://a"])
-    with pytest.raises(WeightSyncError), turns[0].sync():
-        raise refusal
-    for own in turns[1:]:
-        caplog.clear()
-        with (
-            own.sync(),
-            pytest.raises(WeightSyncError, match="stage 0 failed: pausing failed at engine http://a") as caught,
-        ):
-            own.wait(soon())
-        assert caught.value.urls == ["http://a"]
-
-
-def test_a_sender_that_says_nothing_is_named_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "LAST_WORDS_S", 0.0)
-    first, second = of_stages(2)
-    with pytest.raises(WeightSyncError, match="stage 1 did not send its part in time"), first.sync():
-        first.others(time.monotonic() + 0.05)
-    first, second = of_stages(2)
-    with second.sync(), pytest.raises(WeightSyncError, match="stage 0 did not let stage 1 send in time"):
-        second.wait(time.monotonic() + 0.05)
-
-
-def test_a_report_larger_than_a_value_of_the_store_arrives() -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    own = [TCPStore("127.0.0.1", store.port, wait_for_workers=False) for _ in range(2)]
-    first, second = (Turns(own[stage], stage, 2) for stage in range(2))
-    report = {"missing": [f"model.layers.{number}.name" for number in range(400_000)]}
-    for _ in range(2):
-        with ThreadPoolExecutor() as pool, first.sync(), second.sync():
-            others = pool.submit(first.others, soon())
-            second.wait(soon())
-            second.done(sent=1, seconds=1.0, report=report)
-            assert others.result()[1]["report"] == report
-    kept = store.num_keys()
-    with first.sync(), second.sync():
-        pass
-    assert store.num_keys() < kept - 3  # what was read is not kept
-
-
-def test_the_slowest_stage_is_the_one_of_the_lowest_rate() -> None:
-    found = stage_metrics({0: (4_000_000_000, 2.0), 1: (1_000_000_000, 1.0)})
-    assert found == {
-        "perf/sync/stage0_bytes": 4e9,
-        "perf/sync/stage0_seconds": 2.0,
-        "perf/sync/stage0_gb_per_s": 2.0,
-        "perf/sync/stage1_bytes": 1e9,
-        "perf/sync/stage1_seconds": 1.0,
-        "perf/sync/stage1_gb_per_s": 1.0,
-        "perf/sync/slowest_stage": 1.0,
-    }
