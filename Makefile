@@ -4,8 +4,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# Each test file runs in one of two processes: while one waits for an engine or a deadline, the other computes.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(RERUNS)
+# Each test file runs in one of three processes. A third of their time they wait, for an engine, Ray or a deadline: three
+# keep two cores busy, where two would leave a third of the machine idle.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(RERUNS)
 # Twice quiet: errors only. Warnings, for example of a retried download, look like failures of an install that succeeds.
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check $(PIP_FLAGS)
 # cpu or cuda: which packages. What .venv holds already; else cuda where there is an NVIDIA driver. (A variable of the
@@ -50,9 +51,9 @@ quick: lint types
 	$(PYTEST) -m "not slow and not nightly and not engine" tests plugins
 
 # The tests that take seconds at most, with real engines (within ten minutes). `make test SLOW=1` is what CI runs: all of
-# them, whole runs first, since the process that gets the last of those would otherwise end long after the other.
+# them. The last files are short, so that no process ends long after the others.
 test: install
-	$(PYTEST) -m "not nightly$(if $(SLOW),, and not slow)" $(if $(SLOW),tests/integration tests/quickstart) tests plugins
+	$(PYTEST) -m "not nightly$(if $(SLOW),, and not slow)" tests plugins
 
 # What is too long for every push: examples, tutorials, installs, fuzzing, browsers, and the proofs below, one after the
 # other; when each part last passed is written to proofs/last_passed.toml. NIGHTLY="tests soak" chooses parts.

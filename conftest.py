@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # pytest-xdist pretends that there is a terminal of 80 columns; output is that of a pipe, however the tests are run.
 os.environ.pop("COLUMNS", None)
 # The same examples in every run, as Hypothesis does by itself where it finds that it runs in a CI; a busy machine has
-# no deadlines, and the two processes of the tests no database in common.
+# no deadlines, and the processes of the tests no database in common.
 settings.register_profile("slime", derandomize=True, deadline=None, database=None)
 settings.load_profile("slime")
 # What an earlier test left open is reported when it is collected, in the log of whichever test runs then.

@@ -75,7 +75,8 @@ def launch(
     mark = mark or uuid.uuid4().hex
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [*prefix, str(Path(sys.executable).with_name("slime")), *words],
+            # A shell that started the tests in the background made them, and all that they start, ignore SIGINT.
+            ["env", "--default-signal=INT", *prefix, str(Path(sys.executable).with_name("slime")), *words],
             cwd=folder,
             env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", **variables},
             stdout=out,

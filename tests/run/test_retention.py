@@ -184,7 +184,7 @@ def test_a_checkpoint_loses_its_name_at_once_and_its_files_in_the_background(
     writer, go, delete = writer_for(root), threading.Event(), shutil.rmtree
 
     def slow(path: Path, ignore_errors: bool) -> None:
-        assert go.wait(30)
+        assert go.wait(60)
         delete(path, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", slow)
@@ -195,7 +195,7 @@ def test_a_checkpoint_loses_its_name_at_once_and_its_files_in_the_background(
     monkeypatch.setattr(checkpoint_writer, "_DELETE_S", 0.05)
     began = time.monotonic()
     writer.close()  # a disk that hangs does not hold up the end of the run
-    assert time.monotonic() - began < 10 and list(root.glob(".*"))
+    assert time.monotonic() - began < 40 and list(root.glob(".*"))
     monkeypatch.setattr(checkpoint_writer, "_DELETE_S", 30.0)
     go.set()
     writer.close()

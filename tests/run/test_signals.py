@@ -39,7 +39,7 @@ import hashlib, signal, subprocess, sys, threading, time
 from slime.run.signals import ending_on_signals, uninterrupted
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started this in the background
-child = subprocess.Popen(["sleep", "20"])
+child = subprocess.Popen(["sleep", "600"])
 with ending_on_signals():
     try:
         threading.Timer(0.2, print, (child.pid,), dict(flush=True)).start()
@@ -75,7 +75,7 @@ def test_the_first_interruption_is_answered_at_once_and_the_third_ends_everythin
         run.send_signal(signal.SIGINT)
         assert run.stderr.readline() == "slime: ended at once\n"
         assert run.wait(60) == 130
-        child.wait(10)
+        child.wait(60)
 
 
 def test_one_interruption_lets_the_run_clean_up() -> None:

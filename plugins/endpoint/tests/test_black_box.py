@@ -153,7 +153,7 @@ def test_the_error_of_a_failed_program_has_its_last_output() -> None:
 def test_an_agent_that_hangs_is_stopped_and_its_answers_are_kept_as_truncated() -> None:
     started = time.monotonic()
     [sample] = work(black_box("asks_and_hangs", agent_timeout_s=3.0), [Say.text("2")])
-    assert time.monotonic() - started < 25  # it would sleep for an hour
+    assert time.monotonic() - started < 60  # it would sleep for an hour
     assert sample.status is Status.TRUNCATED and sample.response == "2"
     assert sample.metrics["agent/timeouts"] == 1.0
 
@@ -169,12 +169,13 @@ def test_an_agent_that_hangs_in_its_first_request_fails_its_sample() -> None:
 
 
 def test_a_program_has_ended_even_if_it_left_processes_running() -> None:
-    command = """sh -c 'setsid sleep 20 & sleep 20 & echo done'"""
-    generator = black_box(command=command, agent_timeout_s=15.0)
+    command = """sh -c 'setsid sleep 60 & sleep 60 & echo done'"""
+    generator = black_box(command=command, agent_timeout_s=50.0)
     metrics = failing(generator, [Say.text("2")], "ended without any answer")
-    assert metrics["agent/timeouts"] == 0.0 and metrics["agent/seconds"] < 10
+    assert metrics["agent/timeouts"] == 0.0 and metrics["agent/seconds"] < 40
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_is_killed(tmp_path: Path) -> None:
     command = f"sh -c 'echo $$ > {tmp_path}/pid; exec sleep 99'"
     failing(black_box(command=command, agent_timeout_s=2.0), [Say.text("2")], "without any answer")

@@ -257,7 +257,7 @@ def test_a_cancelled_call_ends_its_program(tmp_path: Path) -> None:
         return time.monotonic() - began
 
     machine_isolation()
-    assert asyncio.run(cancel()) < 15
+    assert asyncio.run(cancel()) < 40  # it would sleep for 60 s
 
 
 def test_a_missing_program_raises_an_error() -> None:
