@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from slime.cli.plugins_json import Listing, RunListing
@@ -95,13 +96,19 @@ def refreshed(page: str, place: Workplace) -> str:
     return _CONSOLE.sub(block, page)
 
 
-def refiled(page: str) -> str:
-    """The page's text with the files that `slime plugins new` writes now."""
-    files = {
+@cache
+def _scaffolded() -> dict[str, str]:
+    """Distribution and path -> the text of a file that `slime plugins new` writes now."""
+    return {
         f"{Names.of(kind, name).distribution}/{path}": text
         for kind, name in PACKAGES.items()
         for path, text in package_files(Names.of(kind, name)).items()
     }
+
+
+def refiled(page: str) -> str:
+    """The page's text with the files that `slime plugins new` writes now."""
+    files = _scaffolded()
 
     def block(match: re.Match[str]) -> str:
         language = match[0].split("```")[1].partition("\n")[0]

@@ -343,6 +343,7 @@ def test_an_engine_error_is_not_sent_again(faulty_engine: Callable[..., FaultyEn
     assert stub.requests == 1
 
 
+@pytest.mark.slow
 def test_a_request_that_times_out_is_not_sent_again(faulty_engine: Callable[..., FaultyEngine]) -> None:
     release = threading.Event()
     stub = faulty_engine(lambda _: release.wait(30) and None)
@@ -359,6 +360,7 @@ def test_a_connection_lost_during_generation_is_not_sent_again(faulty_engine: Ca
     assert stub.requests == 1
 
 
+@pytest.mark.slow
 def test_a_refused_connection_is_tried_again(
     faulty_engine: Callable[..., FaultyEngine], closed_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,11 +372,13 @@ def test_a_refused_connection_is_tried_again(
     assert generation.tokens == [11, 12]
 
 
+@pytest.mark.slow
 def test_connecting_stops_after_the_last_attempt(closed_port: int) -> None:
     with pytest.raises(EngineError, match="no connection in 4 attempts"):
         generate(f"http://127.0.0.1:{closed_port}", ONE)
 
 
+@pytest.mark.slow
 def test_waiting_for_a_free_slot_does_not_count_as_generation_time(faulty_engine: Callable[..., FaultyEngine]) -> None:
     def slow(_: int) -> tuple[int, bytes]:
         time.sleep(0.6)  # six in sequence take longer than the limit of one

@@ -26,6 +26,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_labels_match_the_calculator_and_questions_are_unique(root: Path) -> None:
     data = {
         name: rows(root / f"outputs/tool-calculator/data/{name}.jsonl") for name in ("train", "held_out", "teacher")

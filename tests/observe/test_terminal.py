@@ -216,6 +216,7 @@ print("went on", file=sys.stderr)
 """
 
 
+@pytest.mark.slow
 def test_the_run_goes_on_when_nobody_reads_its_output_any_more() -> None:
     with subprocess.Popen([sys.executable, "-c", LEAVING], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None and run.stderr is not None

@@ -94,7 +94,7 @@ def test_a_tracker_that_is_behind_when_the_run_ends_is_closed_with_the_outcome()
         thread.log(step, {"loss": 0.5})
     thread.finish("finished")
     slow.answered.set()
-    assert "missed" in (thread.join(10) or "")
+    assert "missed" in (thread.join(60) or "")
     assert slow.outcome == "finished"
 
 
@@ -109,6 +109,7 @@ def test_a_tracker_that_cannot_be_built_loses_every_row(error: BaseException) ->
     assert problem.startswith("tracker n missed 1 of 1 rows") and str(error) in problem
 
 
+@pytest.mark.slow
 def test_a_tracker_that_hangs_delays_neither_the_loop_nor_the_end() -> None:
     hanging, recorder = Hanging(), Recorder()
     threads = [

@@ -215,6 +215,7 @@ def test_the_error_suggests_the_form_with_a_colon(tmp_path: Path, monkeypatch: p
         find_function("reward", "mine.rewards:score")
 
 
+@pytest.mark.slow
 def test_a_file_that_hangs_is_named_with_the_line_it_hangs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slime.compat.probe.TIMEOUT_S", 3.0)
     path = write(tmp_path, "rm.py", "import time\ndef reward_func(sample): ...\ntime.sleep(1000)")

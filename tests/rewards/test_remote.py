@@ -70,6 +70,7 @@ def test_a_temporarily_unavailable_service_is_retried(status: int) -> None:
     assert reward.value == 3.0 and len(service.requests) == 3
 
 
+@pytest.mark.slow
 def test_a_retry_waits_as_long_as_the_service_asks() -> None:
     async def answer(number: int, content: Any) -> Any:
         busy = web.Response(status=429, headers={"Retry-After": "1"})
@@ -121,6 +122,7 @@ def test_an_error_beside_rewards_is_an_error(protocol: str) -> None:
         ask(build("remote", url=service.url, protocol=protocol, **FAST), samples("abc"))
 
 
+@pytest.mark.slow
 def test_a_request_without_an_answer_in_time_is_retried() -> None:
     async def answer(number: int, content: Any) -> Any:
         if number == 1:

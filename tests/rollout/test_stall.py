@@ -67,6 +67,7 @@ def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
     assert "generator spinning has not returned" in caplog.text and "in spin" in caplog.text  # the stack
 
 
+@pytest.mark.slow
 def test_other_blocking_code_is_reported_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> float:
         watch = StallWatch({"generator of another package": asyncio.Lock()}, stall_s=0.2)
@@ -113,6 +114,7 @@ def test_a_filter_that_blocks_the_loop_is_named_until_it_returns() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_running_loop_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         watch = StallWatch({}, stall_s=3.0)

@@ -150,6 +150,7 @@ def test_a_stopped_process_is_named_after_a_while_or_at_once_to_explain_an_error
     assert look_for(watch, 2 * HANG_S) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_a_debugger_holds_is_left_alone(start: Start) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     part = start("time.sleep(60)")

@@ -67,7 +67,11 @@ def listening(server: grpc.Server | None) -> Iterator[str]:
     ("answers", "message"),
     [
         ("nothing", r"Ray's control store does not answer at [\d.]+:\d+ \(UNAVAILABLE"),
-        ("silence", r"Ray's control store does not answer at [\d.]+:\d+ \((UNAVAILABLE|DEADLINE)"),
+        pytest.param(
+            "silence",
+            r"Ray's control store does not answer at [\d.]+:\d+ \((UNAVAILABLE|DEADLINE)",
+            marks=pytest.mark.slow,
+        ),
         ("something else", r"what answers at [\d.]+:\d+ is not Ray's control store"),
     ],
 )

@@ -348,6 +348,7 @@ def test_an_engine_that_does_not_take_weights_is_restarted_though_nothing_else_i
     assert bench.sync() == [URLS] and bench.told.back == [("engine 1", 4)]
 
 
+@pytest.mark.slow
 def test_engines_that_never_take_weights_use_up_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_NOTICED_S", 0.0)
     bench = Bench(max_restarts=4)

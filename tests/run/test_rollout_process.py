@@ -142,6 +142,7 @@ def test_the_rollout_part_of_a_checkpoint_is_written_and_read(process: Process, 
     assert read_rollout_part(tmp_path / "rollout")["trained"] == 7
 
 
+@pytest.mark.slow
 def test_requests_that_are_aborted_while_no_engine_is_there_return(tmp_path: Path) -> None:
     client = HttpPolicyClient("http://127.0.0.1:1", timeout_s=600, repeats=Repeats(limit_s=600))
     process = Process(tmp_path, client)

@@ -156,6 +156,7 @@ def test_a_bad_sample_that_scores_as_high_as_a_good_one_is_reported() -> None:
         assert_reward_contract(Right(), good=[make_sample(response="two")], bad=[make_sample(response="three")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sleeper", ["async", "busy"])
 def test_a_reward_that_hangs_is_abandoned_at_its_deadline(sleeper: str) -> None:
     class Hangs(Right):
@@ -168,7 +169,7 @@ def test_a_reward_that_hangs_is_abandoned_at_its_deadline(sleeper: str) -> None:
     begun = time.monotonic()
     with pytest.raises(AssertionError, match=r"took longer than 0\.2 s"):
         assert_reward_contract(Hangs(), spec=RewardSpec(name="slow", factory="a:B", timeout_s=0.2))
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 40
 
 
 def test_samples_of_the_author_are_used() -> None:

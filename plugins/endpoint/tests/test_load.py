@@ -126,6 +126,7 @@ def port_of(talk: Talk) -> int:
     return port
 
 
+@pytest.mark.slow
 def test_silent_clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HEADERS_S", 1.0)
     monkeypatch.setattr(server_module, "_LINGERING_S", 1.0)

@@ -200,6 +200,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_an_unreadable_answer_fails_the_open_episodes_at_once(folder: Path, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(BABBLING.format(python=sys.executable))

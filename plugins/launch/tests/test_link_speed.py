@@ -110,6 +110,7 @@ def test_a_node_that_freezes_is_waited_for_once(monkeypatch: pytest.MonkeyPatch)
     assert len(found) == 6 + 1
 
 
+@pytest.mark.slow
 def test_a_side_that_nobody_answers_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slime_launch.link_speed.TALK_S", 1.0)
     with pytest.raises(RuntimeError, match=r"timed out .* to connect to \(127\.0\.0\.1, 1\)"):

@@ -124,6 +124,7 @@ def test_infiniband_devices_that_are_up_are_found(tmp_path: Path) -> None:
     assert active_infiniband(tmp_path / "none") == []
 
 
+@pytest.mark.slow
 def test_nodes_that_do_not_come_are_named(tmp_path: Path) -> None:
     stop = tmp_path / "stop"
     seen = iter([set(), {"a"}, {"a", "b"}])

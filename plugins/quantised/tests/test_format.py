@@ -38,6 +38,7 @@ def test_each_projection_becomes_numbers_and_scales_and_nothing_else_changes(mod
     assert (config["quant_method"], config["weight_block_size"]) == ("fp8", [128, 128])
 
 
+@pytest.mark.slow
 def test_what_two_pipeline_stages_send_is_checked_as_one_model(model_folder: Folders) -> None:
     model = read_architecture(model_folder("qwen3_moe", seed=1, **FITTING))
     quantised, weights = Fp8(model), {name: torch.randn(shape) for name, shape in model.shapes.items()}

@@ -137,6 +137,7 @@ def test_a_result_that_cannot_be_printed_is_an_error() -> None:
     assert run(returning(Odd())).text == "error: RuntimeError: no text"
 
 
+@pytest.mark.slow
 def test_a_tool_that_hangs_is_abandoned_and_others_continue() -> None:
     def hang() -> str:
         """Hang."""
@@ -159,6 +160,7 @@ def test_a_tool_that_hangs_is_abandoned_and_others_continue() -> None:
     assert results[1].text == "3"
 
 
+@pytest.mark.slow
 def test_a_tool_that_always_hangs_is_no_longer_called() -> None:
     release = threading.Event()
     calls = 0
@@ -187,6 +189,7 @@ def test_a_tool_that_always_hangs_is_no_longer_called() -> None:
     assert calls == 65
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_ignores_cancellation_is_abandoned() -> None:
     async def stubborn() -> str:
         """Go on."""
