@@ -1,9 +1,9 @@
 """Takes the pictures of docs/view.md from two runs of `slime view --demo`, in a headless Chromium.
 
-python -m scripts.docs.view_pages outputs/demo-TIME/run outputs/demo-OTHER/run
+python -m scripts.docs.view_pages outputs/demo-TIME/run outputs/demo-OTHER/run --readme outputs/quickstart
 
 Needs what `scripts.docs.stalled_runs` needs. The runs are called as their folders; the pictures are of the first one,
-and of both compared.
+and of both compared. README's is of the quickstart's run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 from scripts.docs.stalled_runs import opened, save, serving, settled
 
-WIDTH, HEIGHT, TOKENS_HEIGHT = 1280, 800, 430
+WIDTH, HEIGHT, TOKENS_HEIGHT, README_HEIGHT = 1280, 800, 430, 730
 #: answers that are wrong late in the run
 FILTER = "kind:train reward<1 step>=60"
 
@@ -25,9 +25,14 @@ def main() -> None:
     """Take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs=2)
-    runs = parser.parse_args().runs
-    with serving(*runs) as address, opened(parser) as browser:
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+    parser.add_argument("--readme", type=Path, required=True, help="the run of README's picture")
+    stated = parser.parse_args()
+    with serving(*stated.runs) as address, serving(stated.readme) as first, opened(parser) as browser:
+        page = browser.new_page(viewport={"width": WIDTH, "height": README_HEIGHT})
+        page.goto(first)
+        settled(page, ".says .answer")
+        save(page, "first-screen.png")
+        page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
         page.goto(f"{address}#/samples/0?{urlencode({'q': FILTER})}")
         settled(page, ".samples tbody tr")
         save(page, "view-samples.png")

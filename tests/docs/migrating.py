@@ -33,7 +33,7 @@ ACCEPTED: dict[str, tuple[str | None, str]] = {
     "check-weight-update-equal": (None, ""),
     "hf-checkpoint": ("model", ""),
     "ref-load": ("model", "a Hugging Face folder; default: the initial weights"),
-    "load": ("checkpoints", "checkpoints of this slime; Megatron's are not read"),
+    "load": ("checkpoints", "checkpoints of this slime; Megatron-LM's are for `--initial-megatron-checkpoint`"),
     "save": ("checkpoints", ""),
     "save-interval": ("10", ""),
     "async-save": (None, "needs `--save-interval`"),

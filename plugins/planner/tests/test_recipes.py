@@ -164,6 +164,22 @@ def test_words_are_those_of_bash(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("loop", "word", "told"),
+    [
+        ("for seed in 11 12 13; do", "11", "11, its first value"),
+        ('seeds=(7 8)\nfor seed in "${seeds[@]}"\ndo', "7", "7, its first value"),
+        ("for ((seed=3; seed<9; seed++)); do", "3", "3, its first value"),
+        ("for seed in $(seq 3); do", "\N{REPLACEMENT CHARACTER}", "which only a shell knows"),
+    ],
+)
+def test_a_loop_is_read_once_which_is_said(tmp_path: Path, loop: str, word: str, told: str) -> None:
+    script = read_script(tmp_path / "run.sh", f"{loop}\n  run --seed $seed\ndone\n", {})
+    assert script.commands[-1].words == ["run", "--seed", word]
+    line = 2 if loop.startswith("seeds") else 1
+    assert script.notes == [f"$seed of the loop in run.sh:{line} was read as {told}; this is one run of it"]
+
+
+@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.sh", "echo hello\n", "no command with options of TRL, verl, OpenRLHF or THUDM's slime"),

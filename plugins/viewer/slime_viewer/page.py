@@ -18,8 +18,9 @@ from slime_viewer.lines import dumped, readable
 
 STATIC = Path(__file__).with_name("static")
 _OWN = (
-    *("app", "axes", "charts", "compare", "conversation", "data", "group", "lanes", "markdown", "math", "prompt"),
-    *("rewards", "run", "runs", "samples", "says", "signs", "texts", "tiles", "tokens", "turns", "verdict", "walk"),
+    *("app", "axes", "charts", "compare", "conversation", "cues", "data", "group", "lanes", "markdown", "math"),
+    *("prompt", "rewards", "run", "runs", "samples", "says", "signs", "texts", "tiles", "tokens", "turns", "verdict"),
+    "walk",
 )
 #: name in an import -> file
 MODULES = {

@@ -12,10 +12,11 @@ from typing import Any
 from slime.errors import DataError, did_you_mean
 from slime_viewer.alerts import Counts
 from slime_viewer.filters import TEXTS_MATCH, Condition
-from slime_viewer.index import RunIndex, message_text, prompt_text
+from slime_viewer.index import RunIndex
 from slime_viewer.index_tables import INDEX_OF_SORT, OTHER_SORTS, SCALARS
 from slime_viewer.lines import line_at
 from slime_viewer.run_files import SAMPLES
+from slime_viewer.sample_fields import message_text, prompt_text
 from slime_viewer.tokens import logged_tokens, summaries, tokens_path
 
 #: what a table can be sorted by

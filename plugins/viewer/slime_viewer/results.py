@@ -13,6 +13,8 @@ from slime_viewer.queries import Found
 #: columns of a histogram, rows if rewards have many values, and from how many pairs of step and reward on SQLite places
 #: them
 _COLUMNS, _ROWS, _VALUES = 60, 8, 20_000
+#: samples that are read for a histogram of what words find: of more, one of every so many
+_READ = 50_000
 #: how many rewards of a group are listed; its mean and its passes count all
 _LISTED = 64
 
@@ -30,20 +32,24 @@ def histogram(index: RunIndex, condition: Condition) -> dict[str, Any]:
 
     Returns:
         `steps`: first and last step of each column. `levels`: lowest and highest reward of each row, the lowest row
-        first; each reward has a row of its own if there are few. `counts`: by column and row. All are empty if there
-        are no rewards, or very many samples were found by words, which would take seconds.
+        first; each reward has a row of its own if there are few. `counts`: by column and row. `every`: of how many
+        samples one is counted: 1, or more if words find so many that counting all would take seconds. Without rewards
+        all else is empty.
     """
-    none: dict[str, Any] = {"steps": [], "levels": [], "counts": []}
+    every = 1
     rows, parameters = queries.source(condition & Condition("reward NOT NULL AND step NOT NULL"))
     if len(queries.first(index, condition, "step")) > queries.COUNTED:
         if condition.phrase:
-            return none
-        # By its own choice, SQLite would read the rows of all samples.
-        rows = rows.replace("FROM samples", "FROM samples INDEXED BY by_kind", 1)
+            [(hits,)] = index.query("SELECT count(*) FROM texts WHERE texts MATCH ?", [condition.phrase])
+            every = -(-hits // _READ)
+            rows += f" AND texts.rowid % {every} = 0"
+        else:
+            # By its own choice, SQLite would read the rows of all samples.
+            rows = rows.replace("FROM samples", "FROM samples INDEXED BY by_kind", 1)
     by_value = f"SELECT step, reward, count(*) {rows} GROUP BY reward, step LIMIT {_VALUES}"
     found = index.query(by_value, parameters)
     if not found:
-        return none
+        return {"steps": [], "levels": [], "counts": [], "every": every}
     if len(found) < _VALUES:
         first, last = min(step for step, *_ in found), max(step for step, *_ in found)
         low, high = min(reward for _, reward, _ in found), max(reward for _, reward, _ in found)
@@ -73,6 +79,7 @@ def histogram(index: RunIndex, condition: Condition) -> dict[str, Any]:
         "steps": [(first + n * wide, min(last, first + (n + 1) * wide - 1)) for n in range(len(counts))],
         "levels": [(level, level) for level in levels] if few else ranges,
         "counts": counts,
+        "every": every,
     }
 
 

@@ -15,10 +15,11 @@ from slime.errors import ConfigError, did_you_mean
 from slime_viewer import queries
 from slime_viewer.curves import Change, sparkline
 from slime_viewer.filters import EXAMPLE, Condition, read_filter
-from slime_viewer.index import RunIndex, message_text, open_index, prompt_text
+from slime_viewer.index import RunIndex, open_index
 from slime_viewer.overview import overview
 from slime_viewer.panels import panels
 from slime_viewer.run_files import RunFolder
+from slime_viewer.sample_fields import message_text, prompt_text
 from slime_viewer.words import words
 
 _HELP = f"""\

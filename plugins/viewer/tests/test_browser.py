@@ -20,8 +20,8 @@ from slime.observe.metrics import MetricsWriter
 from slime.observe.samples import write_rollout
 from slime.plugin import Curve, Curves, Note, RunView, Table
 from slime.types import Group, Status
-from slime_viewer.index import prompt_id
 from slime_viewer.report import write_report_page
+from slime_viewer.sample_fields import prompt_id
 
 pytestmark = MARKS
 

@@ -18,13 +18,14 @@ from plugins.viewer.tests.making import GROUPS, SAMPLES, add_step, make_run
 from plugins.viewer.tests.test_verdict import killed
 
 from slime.observe.metrics import MetricsWriter
+from slime_viewer.report import write_report_page
 
 pytestmark = MARKS
 
 STEPS = 12
 PLACES = (
     *("run/0", "run/1", "samples/1", "samples/1?q=carry&sort=reward", "group/1/000003%2F10?q=carry&sort=-step"),
-    *("group/1/000003%2F10?f=1", "sample/1/000003%3A5", "compare/0/1", "tokens/1"),
+    *("group/1/000003%2F10?f=1", "sample/1/000003%3A5", "compare/0/1", "tokens/1", "prompt/1/PROMPT", "runs"),
 )
 CONFIG = "[rollout]\nnum_rollout = 400\n"
 
@@ -214,7 +215,7 @@ def test_a_sweep_is_named_by_what_differs_and_its_seeds_are_a_band(page: Any, se
     page.goto(f"{one.server.address}#/compare/0/1/2/3")
     lrs = ["lr 0.0001, seed 1", "lr 0.0001, seed 2", "lr 0.0005, seed 1", "lr 0.0005, seed 2"]
     expect(page.locator(".chosen a")).to_have_text(lrs)
-    expect(page.locator(".setname")).to_have_text(["lr 0.0001 (2)", "lr 0.0005 (2)"])
+    expect(page.locator(".setname")).to_have_text(["A lr 0.0001 (2)", "B lr 0.0005 (2)"])
     page.wait_for_selector(".u-over")
     drawn = "uPlot.sync('steps').plots.map(plot => plot.bands.length)"
     assert page.evaluate(drawn)[0] == 2
@@ -224,6 +225,10 @@ def test_a_sweep_is_named_by_what_differs_and_its_seeds_are_a_band(page: Any, se
     page.wait_for_function(f"{drawn}[0] == 0")
     colours = "uPlot.sync('steps').plots[0].series.slice(1).map(one => one.stroke()).filter((_, i) => i % 2)"
     assert len(set(page.evaluate(colours))) == 4, "one colour a run"
+    drawn = "uPlot.sync('steps').plots[0].series.filter(one => one.letter).map(one => [one.letter, `${one.dash}`])"
+    letters, dashes = zip(*page.evaluate(drawn), strict=True)
+    assert letters == ("A", "B", "C", "D") and len(set(dashes)) == 4, "colour is not the only cue"
+    expect(page.locator(".chosen .swatch")).to_have_text(list(letters))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -235,11 +240,18 @@ def test_pages_have_no_violation_that_axe_finds(
     script = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
     one = serve(killed(tmp_path / "a", STEPS), make_run(tmp_path / "b", STEPS, metrics=Live._row))
     one.wait(2 * (STEPS * GROUPS * SAMPLES + GROUPS))
+    write_report_page(tmp_path / "b", "finished")
+    prompt = one.ask("samples", run=1, limit=1)["rows"][0]["prompt"]
+    address = one.server.address
+    pages = {place: f"{address}#/{place.replace('PROMPT', prompt)}" for place in PLACES}
+    pages["runs"] = f"{serve(tmp_path).server.address}#/runs"
+    pages["report"] = (tmp_path / "b" / "report.html").as_uri()
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=theme, reduced_motion="reduce")
     found: dict[str, list[str]] = {}
-    for place in PLACES:
-        page.goto(f"{one.server.address}#/{place}")
+    for place, there in pages.items():
+        page.goto("about:blank")
+        page.goto(there)
         page.wait_for_selector("main section")
         page.wait_for_timeout(700)
         page.evaluate(f"() => {{ {script} }}")

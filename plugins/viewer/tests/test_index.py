@@ -22,6 +22,7 @@ from slime_viewer import index as module
 from slime_viewer.filters import read_filter
 from slime_viewer.index import RunIndex, open_index
 from slime_viewer.run_files import RunFolder
+from slime_viewer.sample_fields import scalars_of
 
 HOSTILE = "<script>alert(1)</script>\x00\x1b[31m\u202e" + "z" * 2**20
 
@@ -145,7 +146,7 @@ def test_hostile_lines_are_counted_or_kept_as_text(tmp_path: Path) -> None:
     assert len(cut) < 1100 and "more characters are in the file" in cut
     assert counted(index, '"a picture"') == 1
     assert json.dumps(found[2].whole()).count("[") < 100
-    scalars = module._scalars(index.files()[0], rows[1] | {"weight_versions": ["x", "9" * 40]})
+    scalars = scalars_of(index.files()[0], rows[1] | {"weight_versions": ["x", "9" * 40]})
     assert scalars[3:5] == (None, None) and scalars[6:8] == (None, None)
 
 

@@ -16,7 +16,9 @@ from slime.errors import ConfigError
 #: stands in a word for text that only a running shell knows
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_BRANCHES = {"if", "elif", "else", "for", "while", "until", "case"}
+_BRANCHES = {"if", "elif", "else", "while", "until", "case"}
+#: the variable of a `for`, and its first value if it counts
+_LOOP = re.compile(r"(?:\(\(\s*)?([A-Za-z_]\w*)(?:=(\w+))?")
 _REDIRECTION = re.compile(r"\d?(<<-?|[<>]+&?|&>)[ \t]*('[^'\n]*'|\"[^\"\n]*\"|\([^()\n]*\)|[^\s;|&]*)")
 #: words before a command that do not belong to it
 _BEFORE = {*_BRANCHES, "then", "do", "fi", "done", "esac", "{", "}", "!", "time", "exec", "nohup"}
@@ -74,6 +76,9 @@ class _Reader:
             while raw and raw[0] in _BEFORE:
                 branches += raw[0] in _BRANCHES
                 del raw[0]
+            if raw[:1] == ["for"]:
+                self._loop(path, raw[1:], line)
+                continue
             words, only_values = self._assign(raw)
             if only_values or not words:
                 continue
@@ -96,6 +101,16 @@ class _Reader:
                 break
             del rest[0]
         return [word for raw_word in rest for word in self._expand(raw_word)], declares or not rest
+
+    def _loop(self, path: Path, raw: list[str], line: int) -> None:
+        """Read the variable of `for NAME in VALUES` or `for ((NAME=VALUE; ...))` as its first value."""
+        if not raw or (match := _LOOP.match(raw[0])) is None:
+            return
+        name, counted = match.groups()
+        value = next((word for one in raw[2:] for word in self._expand(one)), counted or UNKNOWN)
+        self._values[name] = [value]
+        told = "which only a shell knows" if UNKNOWN in value else f"{value}, its first value"
+        self.script.notes.append(f"${name} of the loop in {path.name}:{line} was read as {told}; this is one run of it")
 
     def _set(self, name: str, raw: str, *, adds: bool) -> None:
         if raw.startswith("("):

@@ -1,14 +1,11 @@
 // Curves, which share one zoom and one cursor. A chart that is there is kept: new steps are added to it.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { html, short } from "slime/data";
+import { colorOf, dashOf, drawLetters, letterOf, lettered, Swatch } from "slime/cues";
 import { AXES, brief, lasting, look, resetZoom, smoothed, written, zoomTo } from "slime/axes";
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 export const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const COLORS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6"];
-// The colour of the n-th curve; where colours begin again, curves are dashed.
-export const colorOf = n => COLORS[n % COLORS.length];
-export const dashOf = n => (n < COLORS.length ? undefined : n < 2 * COLORS.length ? [6, 4] : [2, 3]);
 // With fewer steps there is nothing to smooth, and each has a point.
 const FEW = 20;
 
@@ -62,19 +59,22 @@ function columnsOf(lines, { smooth, log }) {
 
 function seriesOf(lines, { smooth }, now) {
   const series = [{}],
-    bands = [];
+    bands = [],
+    letters = lettered(lines);
   lines.forEach((line, i) => {
     const stroke = color(line.color || colorOf(i)),
-      dash = dashOf(i);
+      dash = dashOf(i),
+      letter = letters && letterOf(i);
     const few = () => now.current.lines[i].steps.length < FEW;
     const soft = smooth && !line.dots;
     const points = { show: line.dots || few, size: line.dots ? 8 : 5, fill: line.dots ? stroke : undefined };
     const none = { show: false };
-    if (line.dots) series.push({ stroke, paths: () => null, points });
+    if (line.dots) series.push({ stroke, paths: () => null, points, letter });
     else if (soft) {
-      series.push({ stroke: stroke + "66", width: 1, spanGaps: true, points: none });
-      series.push({ stroke, dash, width: 2, spanGaps: true, points });
-    } else series.push({ stroke, dash, width: 1.8, spanGaps: true, points });
+      // Of many curves, only the smoothed ones can be followed.
+      series.push({ show: lines.length < 3, stroke: stroke + "66", width: 1, spanGaps: true, points: none });
+      series.push({ stroke, dash, width: 2, spanGaps: true, points, letter });
+    } else series.push({ stroke, dash, width: 1.8, spanGaps: true, points, letter });
     if (line.low) {
       const hidden = { stroke: "transparent", points: none, spanGaps: true };
       series.push(hidden, { ...hidden });
@@ -124,6 +124,7 @@ function drawMore(u, { lines, ticks }) {
     g.fill();
   }
   g.restore();
+  drawLetters(u, color("--ink"), color("--page"));
 }
 
 const said = (lines, unit) =>
@@ -169,15 +170,14 @@ export function Chart(given) {
       const read = ref.current?.parentNode.querySelector(".read");
       if (!read) return;
       read.replaceChildren(x == null ? "" : `${written(looks.by, x)}: `);
-      let first = true;
+      const letters = lettered(lines);
       lines.forEach((line, i) => {
         const value = line.values[(line.xs || line.steps).indexOf(x)];
         if (value == null) return;
         const said = document.createElement("span");
-        said.textContent = short(value);
+        said.textContent = `${letters ? letterOf(i) + " " : ""}${short(value)}`;
         if (lines.length > 1) said.style.color = `var(${line.color || colorOf(i)})`;
-        read.append(first ? "" : ", ", said);
-        first = false;
+        read.append(read.children.length ? ", " : "", said);
       });
     };
     const stepAt = u => {
@@ -193,7 +193,7 @@ export function Chart(given) {
         height,
         ...seriesOf(lines, looks, now),
         legend: { show: false },
-        padding: [10, 14, 0, 0],
+        padding: [10, lettered(lines) ? 24 : 14, 0, 0],
         scales: {
           x: {
             time: false,
@@ -280,7 +280,7 @@ export function Chart(given) {
             ${lines.map(
               (line, i) => html`
                 <span title=${line.name}>
-                  <i style=${{ background: `var(${line.color || colorOf(i)})` }}></i>${line.label}
+                  <${Swatch} n=${i} tone=${line.color} letter=${lettered(lines)} dots=${line.dots} />${line.label}
                 </span>
               `,
             )}

@@ -3,9 +3,8 @@ import { address, go, html, place, restate, said, short, Trouble, useData, useKe
 import { visible } from "slime/signs";
 import { curve, look, Looks } from "slime/axes";
 import { heldOutName } from "slime/tiles";
-import { Chart, colorOf, dashOf } from "slime/charts";
-
-const Swatch = ({ n }) => html`<i class=${"swatch" + (dashOf(n) ? " dashed" : "")} style=${{ "--tone": `var(${colorOf(n)})` }}></i>`;
+import { Chart } from "slime/charts";
+import { Swatch } from "slime/cues";
 
 // Runs that differ in their seeds alone as one curve: their mean, and the lowest and the highest as a band.
 function banded(lines, label) {
@@ -192,16 +191,9 @@ export function Compare({ runs, parts, version }) {
         ${drawn
           .filter(([, lines]) => !constant(lines))
           .map(([name, lines]) => {
-            const shown = (band ? overlaid(lines, data.sets) : lines).map((one, n) => ({ ...one, color: colorOf(n) }));
-            return html`
-              <${Chart}
-                key=${name}
-                named
-                title=${wordsOf(name)[0]}
-                hint=${name}
-                unit=${wordsOf(name)[1]}
-                lines=${shown} />
-            `;
+            const [title, unit] = wordsOf(name);
+            const shown = band ? overlaid(lines, data.sets) : lines;
+            return html`<${Chart} key=${name} named title=${title} hint=${name} unit=${unit} lines=${shown} />`;
           })}
       </div>
       ${

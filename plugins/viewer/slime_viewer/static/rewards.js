@@ -44,7 +44,7 @@ const [ROW, LABEL] = [14, 64];
 
 // Columns are steps, rows are rewards; the darker, the larger the share of the column's samples. `pick`: steps clicked on.
 export function Histogram({ data, pick }) {
-  const { steps, levels, counts } = data;
+  const { steps, levels, counts, every } = data;
   if (steps.length < 2 || levels.length < 2) return null;
   const [wide, high] = [100 / steps.length, levels.length * ROW];
   const sums = counts.map(column => column.reduce((a, b) => a + b, 0));
@@ -54,7 +54,7 @@ export function Histogram({ data, pick }) {
   const where = ([first, last]) => (first == last ? `step ${first}` : `steps ${first} to ${last}`);
   return html`
     <figure class="chart histogram">
-      <figcaption><b>Rewards over the steps</b> <span class="dim">share of what the filter finds: the stronger the colour, the more${pick ? "; a click filters" : ""}</span></figcaption>
+      <figcaption><b>Rewards over the steps</b> <span class="dim">share of what the filter finds${every > 1 ? `, of which one in ${every} is counted` : ""}: the stronger the colour, the more${pick ? "; a click filters" : ""}</span></figcaption>
       <div class="grid" style=${{ height: `${high}px` }}>
         <div class="marks" aria-hidden="true" style=${{ width: `${LABEL}px` }}>
           ${[...levels].reverse().map(level => html`<span style=${{ height: `${ROW}px` }}>${between(level).replace(/ to .*/, "+")}</span>`)}

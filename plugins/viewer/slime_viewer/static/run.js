@@ -163,7 +163,7 @@ export function Run({ id, run, version }) {
           run.events.length > 0 &&
           html`
             <h2>Warnings and errors of the log</h2>
-            <table class="entries">
+            <table class="entries log">
               ${run.events.map(
                 event => html`
                   <tr>

@@ -5,13 +5,14 @@ import { lasting } from "slime/axes";
 import { counted, stateWords } from "slime/verdict";
 import { visible } from "slime/signs";
 
+// Name, title, and whether a phone leaves it out.
 const COLUMNS = [
   ["name", "run"],
   ["state", "state"],
   ["held", "held-out"],
-  ["reward", "reward"],
+  ["reward", "reward", "wide"],
   ["done", "steps"],
-  ["when", "last written"],
+  ["when", "last written", "wide"],
 ];
 const EVERY_MS = 4000;
 
@@ -89,8 +90,8 @@ export function Runs() {
                       onChange=${() => setChecked(all ? [] : rows.map(row => row.path))} />
                   </td>
                   ${COLUMNS.map(
-                    ([name, title]) => html`
-                      <th aria-sort=${by != name ? "none" : turn > 0 ? "ascending" : "descending"}>
+                    ([name, title, room]) => html`
+                      <th class=${room} aria-sort=${by != name ? "none" : turn > 0 ? "ascending" : "descending"}>
                         <button class="plain" onClick=${() => order(name)}>
                           ${title}${by != name ? "" : turn > 0 ? " ↑" : " ↓"}
                         </button>
@@ -113,9 +114,9 @@ export function Runs() {
                       <td><button class="plain link" onClick=${() => open(row.path)}>${visible(row.name)}</button></td>
                       <td><span class=${"state " + row.state}>${stateWords(row.state)}</span></td>
                       <td>${row.held == null ? "·" : short(+row.held.toPrecision(3))}</td>
-                      <td>${row.reward == null ? "·" : short(+row.reward.toPrecision(3))}</td>
+                      <td class="wide">${row.reward == null ? "·" : short(+row.reward.toPrecision(3))}</td>
                       <td>${counted(row)}</td>
-                      <td>${row.ago_s == null ? "·" : `${lasting(Math.max(1, row.ago_s))} ago`}</td>
+                      <td class="wide">${row.ago_s == null ? "·" : `${lasting(Math.max(1, row.ago_s))} ago`}</td>
                     </tr>
                   `,
                 )}

@@ -56,7 +56,7 @@ function Legend({ name, scale: [middle, most], known }) {
     <span class="scale right">
       ${written(name, middle - most)}<i class="low"></i>${written(name, middle)}<i class="high"></i>
       ${written(name, middle + most)}
-      <span>, one scale for the run; here ${written(name, ends[0])} to ${written(name, ends[1])}</span>
+      <span>one scale for the run; here ${written(name, ends[0])} to ${written(name, ends[1])}</span>
     </span>
   `;
 }
@@ -287,8 +287,8 @@ export function Tokens({ id, version }) {
                     <tr>
                       <th class="number">${visible(data.column)}</th>
                       <th>token</th>
-                      <th class="number">position</th>
-                      <th class="number">step</th>
+                      <th class="number wide">position</th>
+                      <th class="number wide">step</th>
                       <th>reward</th>
                       <th>answer</th>
                     </tr>
@@ -301,8 +301,8 @@ export function Tokens({ id, version }) {
                           <td>
                             <a href=${to(row)} onClick=${event => event.stopPropagation()}><code>${piece(row.piece)}</code></a>
                           </td>
-                          <td class="number">${row.at} of ${short(row.tokens)}</td>
-                          <td class="number">${short(row.step)}</td>
+                          <td class="number wide">${row.at} of ${short(row.tokens)}</td>
+                          <td class="number wide">${short(row.step)}</td>
                           <td><${Reward} of=${row.reward} /></td>
                           <td class="cut">${visible(row.answer)}</td>
                         </tr>
