@@ -6,13 +6,14 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime.cli.text_layout import count
 from slime.errors import ConfigError
-from slime.kit.readers.light_tokenizer import LightTokenizer
-from slime.kit.readers.tokenize import template_error
 from slime.weights.hf_config import read_json, read_tokenizer, tokenizer_code
+
+if TYPE_CHECKING:
+    from slime.kit.readers.light_tokenizer import LightTokenizer
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 #: tokens that a note names
@@ -55,6 +56,8 @@ def _require_template(tokenizer: Any) -> None:
     """Raise `ConfigError` for a template that is no Jinja, by which no row could be used."""
     import jinja2
 
+    from slime.kit.readers.tokenize import template_error
+
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
     except jinja2.TemplateSyntaxError as error:
@@ -65,6 +68,8 @@ def _require_template(tokenizer: Any) -> None:
 
 def _light_tokenizer(folder: Path, *, with_template: bool) -> LightTokenizer:
     from tokenizers import Tokenizer
+
+    from slime.kit.readers.light_tokenizer import LightTokenizer
 
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

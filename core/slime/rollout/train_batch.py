@@ -13,12 +13,6 @@ from numpy.typing import NDArray
 from slime.errors import PluginContractError
 from slime.types import Group, Sample
 
-#: logits of a rank that exist at a time, and as many gradients of them: 128 MiB each in bfloat16. At a vocabulary of
-#: 150,000 these are 447 rows, enough for a matrix product at full speed.
-CHUNK_ELEMENTS = 1 << 26
-#: how many of them are worked on at a time: bounds the memory of float32 copies
-PIECE_ELEMENTS = 1 << 24
-
 Number = TypeVar("Number", bound=np.generic)
 
 

@@ -21,7 +21,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from slime.rollout.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
+from slime.config.defaults import CHUNK_ELEMENTS, PIECE_ELEMENTS
 from slime.train.packing import PackedMicroBatch
 from slime.train.schedule import TokenHead
 from slime.train.settings import TrainSettings

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime.cli.preflight_model import ModelFacts, model_problems
 from slime.config import RunConfig, config_problems
 from slime.config.layer_backend import missing_for
 from slime.config.megatron_checks import NO_DEEPEP
@@ -212,9 +213,6 @@ def stage_needs(
 
 def plan_problems(config: RunConfig, model: PlannedModel, cluster: Cluster) -> list[str]:
     """What a run on the cluster would refuse, whatever machine this is."""
-    # It imports the readers of prompts, which proposals do not need.
-    from slime.cli.preflight_model import ModelFacts, model_problems
-
     layers = config.layer_backend
     of_here = {f"--layer-backend {layers} {missing_for(layers, on_gpu=True)}", NO_DEEPEP}
     found = [problem for problem in config_problems(config) if problem not in of_here]

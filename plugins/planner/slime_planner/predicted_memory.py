@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 
 from slime.config import RunConfig
+from slime.config.defaults import CHUNK_ELEMENTS, PIECE_ELEMENTS
 from slime.observe.memory import gibibytes, size_text
 from slime.plugin.architecture import Architecture, Rule
-from slime.rollout.train_batch import CHUNK_ELEMENTS, PIECE_ELEMENTS
 from slime.weights.lora import Lora, adapter_rules, lora_of
 from slime_planner.devices import find_devices
 from slime_planner.pipeline_stages import stage_of_layers

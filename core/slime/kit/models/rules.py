@@ -130,12 +130,14 @@ def mixture_rules(
     yield _same_name(f"{megatron}.router.weight", f"{hf}.gate.weight", (experts, hidden), None)
     if expert_bias:
         yield norm_rule(f"{megatron}.router.expert_bias", f"{hf}.gate.e_score_correction_bias", experts)
-    for expert in range(experts):
+    inwards, outwards = (ffn, hidden), (hidden, ffn)
+    engine_up, engine_down = f"{hf}.experts.w13_weight", f"{hf}.experts.w2_weight"
+    for expert in range(experts):  # nearly all rules of a large model
         theirs, ours = f"{hf}.experts.{expert}", f"{megatron}.experts.local_experts.{expert}"
-        up = {f"{theirs}.{part}_proj.weight": (ffn, hidden) for part in ("gate", "up")}
-        down = {f"{theirs}.down_proj.weight": (hidden, ffn)}
-        yield Rule(f"{ours}.linear_fc1.weight", up, f"{hf}.experts.w13_weight", parallel_dim=0, expert=expert)
-        yield Rule(f"{ours}.linear_fc2.weight", down, f"{hf}.experts.w2_weight", parallel_dim=1, expert=expert)
+        up = {f"{theirs}.gate_proj.weight": inwards, f"{theirs}.up_proj.weight": inwards}
+        down = {f"{theirs}.down_proj.weight": outwards}
+        yield Rule(f"{ours}.linear_fc1.weight", up, engine_up, parallel_dim=0, expert=expert)
+        yield Rule(f"{ours}.linear_fc2.weight", down, engine_down, parallel_dim=1, expert=expert)
     if shared_ffn:
         yield from _gated_mlp(f"{megatron}.shared_experts", f"{hf}.shared_experts", hidden, shared_ffn, joined=False)
 
