@@ -97,7 +97,10 @@ def test_a_rank_that_cannot_share_is_named_and_a_sync_that_fails_lets_the_others
 ) -> None:
     engine, start, trained = start_engine(2), model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
 
-    def full(_: SharedBlock, __: Layout, ___: int) -> list[str]:
+    def fault_without_room(_: SharedBlock, __: int, ___: torch.device) -> None:
+        raise MemoryError("no room for a bucket")
+
+    def fault_without_files(_: SharedBlock, __: Layout, ___: int) -> list[str]:
         raise MemoryError("no room for another file")
 
     def broken(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
@@ -108,17 +111,17 @@ def test_a_rank_that_cannot_share_is_named_and_a_sync_that_fails_lets_the_others
 
     def rank(index: int) -> Any:
         sync = Sync(engine, start, tmp_path)
-        with pytest.MonkeyPatch.context() as patch:
-            if index == 1:
-                patch.setattr(SharedBlock, "handles", full)
-            refused = sync.send(trained, "refused")
-        interrupted = sync.send(trained, "interrupted", broken)
-        return refused, interrupted, sync.send(trained, "whole")
+        ends = []
+        for name, fault in (("__init__", fault_without_room), ("handles", fault_without_files)):
+            with pytest.MonkeyPatch.context() as patch:
+                if index == 1:
+                    patch.setattr(SharedBlock, name, fault)
+                ends.append(sync.send(trained, "refused"))
+        ends.append(sync.send(trained, "interrupted", broken))
+        return [*ends, sync.send(trained, "whole")]
 
-    (refused, interrupted, whole), other = run_ranks(rank, 2)
-    assert (
-        refused == "Weight sync: rank 1 of the trainer could not share a bucket: MemoryError: no room for another file"
-    )
-    assert (interrupted, whole) == ("a rank went away", None)
-    assert other == (None, None, None)
+    ends, of_the_other = run_ranks(rank, 2)
+    named = "Weight sync: rank 1 of the trainer could not share a bucket: MemoryError: no room for"
+    assert ends == [f"{named} a bucket", f"{named} another file", "a rank went away", None]
+    assert of_the_other == [None] * 4
     assert_serves(engine, trained, "whole")

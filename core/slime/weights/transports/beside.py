@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slime.errors import WeightSyncError
+from slime.errors import WeightSyncError, one_line
 from slime.weights.transports.shared_block import Layout, SharedBlock
 
 logger = logging.getLogger(__name__)
@@ -58,8 +58,10 @@ class RanksBeside:
         self._waited_for = False
         try:
             self._tell((index, block.size, layout))
-            dist.broadcast(block.content(), src=0, group=self._data)
-            answers = self._answers(self._handles(block, layout))
+            answers: list[Any] = self._problems(None)
+            if not any(answers):
+                dist.broadcast(block.content(), src=0, group=self._data)
+                answers = self._answers(self._handles(block, layout))
         except RuntimeError as error:  # of gloo or NCCL
             raise WeightSyncError(
                 f"Weight sync: a rank of the trainer did not take its copy of a bucket: {error}. Look at the ranks'"
@@ -103,21 +105,40 @@ class RanksBeside:
             if told[0] is None:
                 break
             index, size, layout = told[0]
-            if self._device.type != "cpu":  # one bucket of GPU memory at a time
-                self._blocks.clear()
-            block = self._blocks.get(index)
-            if block is None or block.size != size:
-                self._blocks.pop(index, None)  # before more is taken
-                block = self._blocks[index] = SharedBlock(size, self._device)
+            problem: str | None = None
+            try:
+                block = self._room(index, size)
+            except Exception as error:  # noqa: BLE001 - rank 0 raises it for all
+                problem = one_line(error)
+            # A rank without room cannot take part in the broadcast, and the others would wait for it in vain.
+            if any(self._problems(problem)):
+                continue
             dist.broadcast(block.content(), src=0, group=self._data)
             try:
                 answer: list[str] | str = self._handles(block, layout)
             except Exception as error:  # noqa: BLE001 - rank 0 raises it for all
-                answer = f"{type(error).__name__}: {error}"
+                answer = one_line(error)
             dist.gather_object(answer, dst=0, group=self._words)
             del block
         if self._device.type != "cpu":
             self._blocks.clear()
+
+    def _room(self, index: int, size: int) -> SharedBlock:
+        """Memory of this rank for a bucket: what it has already, or new."""
+        if self._device.type != "cpu":  # one bucket of GPU memory at a time
+            self._blocks.clear()
+        block = self._blocks.get(index)
+        if block is None or block.size != size:
+            block = None
+            self._blocks.pop(index, None)  # before more is taken
+            block = self._blocks[index] = SharedBlock(size, self._device)
+        return block
+
+    def _problems(self, own: str | None) -> list[str | None]:
+        """Of all ranks at once: why each has no room, None where it has."""
+        found: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, own, group=self._words)
+        return found
 
     def _tell(self, words: Any) -> None:
         dist.broadcast_object_list([words], src=0, group=self._words)
