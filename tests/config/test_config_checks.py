@@ -296,18 +296,28 @@ def test_a_combination_that_works_is_accepted(load: Load, words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "installed", "said"),
     [
-        ("", True, None),
-        ("--moe-flex-dispatcher-backend deepep --moe-deepep-num-sms 24", True, None),
-        ("", False, "needs the package deep_ep (DeepEP), which is not installed. Build it for this PyTorch, or drop"),
-        ("--moe-flex-dispatcher-backend hybridep", True, "hybridep takes equally many tokens of every rank"),
-        ("--expert-model-parallel-size 1", True, "flex has nothing to send: each rank has all experts"),
+        ("", "deep_ep", None),
+        ("--moe-flex-dispatcher-backend deepep --moe-deepep-num-sms 24", "deep_ep", None),
+        ("--moe-flex-dispatcher-backend hybridep --moe-hybridep-num-sms 24", "deep_ep hybrid_ep_cpp", None),
+        ("", "", "needs the package deep_ep (DeepEP), which is not installed. Build it for this PyTorch, or drop"),
+        (
+            "--moe-flex-dispatcher-backend hybridep",
+            "deep_ep",
+            "as DeepEP's branch hybrid-ep builds it; the one",
+        ),
+        ("--expert-model-parallel-size 1", "deep_ep", "flex has nothing to send: each rank has all experts"),
     ],
 )
-def test_deepep_dispatches_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, words: str, installed: bool, said: str | None
+def test_deepep_and_hybridep_dispatch_where_they_are_installed(
+    monkeypatch: pytest.MonkeyPatch, words: str, installed: str, said: str | None
 ) -> None:
     found = importlib.util.find_spec
-    there = lambda name: found("json" if installed else "no_such_module") if name == "deep_ep" else found(name)  # noqa: E731
+
+    def there(name: str) -> object:
+        if name not in ("deep_ep", "hybrid_ep_cpp"):
+            return found(name)
+        return found("json" if name in installed.split() else "no_such_module")
+
     monkeypatch.setattr("importlib.util.find_spec", there)
     flex = "--device cuda --layer-backend torch --actor-num-gpus-per-node 2 --moe-token-dispatcher-type flex"
     config = read_config([*GOOD, *flex.split(), "--expert-model-parallel-size", "2", *words.split()])

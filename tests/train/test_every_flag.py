@@ -112,13 +112,21 @@ def default_of(flag: Flag) -> Any:
         return flag.default.rpartition(".")[2]
 
 
+def test_what_only_another_dispatcher_reads_is_noted() -> None:
+    stated = "--moe-token-dispatcher-type flex --moe-hybridep-num-sms 8"
+    [note] = dependent_notes(read_config([*GOOD, *stated.split()]))
+    assert note == "--moe-hybridep-num-sms 8 has no effect without --moe-flex-dispatcher-backend hybridep"
+    assert not [*dependent_notes(read_config([*GOOD, *stated.split(), "--moe-flex-dispatcher-backend", "hybridep"]))]
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_what_lacks_another_option_is_noted(optimizer: str) -> None:
     expected = [
         (flag, why)
         for key, flag in FLAGS.items()
         for names, why in NOTED
-        if matches(key, names) and f"--optimizer {optimizer}" not in why
+        # What is missing must not be stated for another of them.
+        if matches(key, names) and f"--optimizer {optimizer}" not in why and "flex-dispatcher-backend" not in why
     ]
     stated = [word for flag, _ in expected for word in words(flag, another_value(flag))]
     notes = list(dependent_notes(read_config([*GOOD, "--optimizer", optimizer, *stated])))
@@ -142,7 +150,7 @@ def test_what_megatron_refuses_without_another_option_is_refused_at_once(names: 
         ("--window-size 128 0", True),
         ("--softmax-type off-by-one", True),
         ("--softmax-scale 0.5", True),
-        ("--moe-hybridep-num-sms 8", True),
+        ("--moe-hybridep-num-sms 8", False),
         ("--moe-input-jitter-eps 0.1", True),
         ("--moe-router-load-balancing-type sinkhorn", True),
         ("--moe-router-load-balancing-type seq_aux_loss --moe-token-dispatcher-type alltoall", False),

@@ -79,6 +79,32 @@ def test_training_equals_that_of_one_rank(layout: str, model: str) -> None:
     assert expected_metrics[0]["dropped_tokens"] == 0
 
 
+def packed_for_hybridep(launcher: RankLauncher, config: Any, batch: TrainBatch, equal_totals: bool) -> Any:
+    """Tokens of each micro-batch with padding and without, metrics and weights. HybridEP itself needs GPUs."""
+    rank = start(launcher, config)
+    rank.policy._packing = dataclasses.replace(rank.policy._packing, equal_totals=equal_totals)
+    packed = rank.policy._micro_batches(batch, list(range(len(batch.tokens))))
+    metrics = untimed(rank.train(batch))
+    rank.policy.finish_param_gather()
+    weights = gather(rank.policy.chunks)
+    rank.close()
+    return [one.tokens.numel() for one in packed], [one.routed.tokens for one in packed], metrics, weights
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_ranks_that_are_padded_to_equally_many_tokens_train_the_same() -> None:
+    model, batch = "sigmoid, latent attention", batches()[0]
+    [(_, _, expected_metrics, expected)] = run_ranks(packed_for_hybridep, 1, config_for(model), batch, False)
+    ranks = run_ranks(packed_for_hybridep, 2, config_for(model, "expert 2"), batch, True)
+    (first, run, metrics, weights), (second, others, _, _) = ranks
+    assert first == second and all(tokens % 128 == 0 for tokens in first)
+    assert run != others, "both must have been padded differently"
+    for name in set(expected_metrics) - {"micro_batches"}:
+        assert metrics[name] == pytest.approx(expected_metrics[name], abs=2e-5, rel=2e-5), name
+    assert max((weights[name] - weight).abs().max() for name, weight in expected.items()) < 2e-6
+
+
 # --- the same in one process: recomputation, flags, auxiliary losses -----------------------------------
 
 

@@ -47,6 +47,20 @@ def test_sequence_parallelism_pads_the_total_only() -> None:
     assert torch.equal(padded.rows, plain.rows)
 
 
+@pytest.mark.parametrize(("tp", "cp"), [(1, 1), (4, 1), (1, 2)])
+def test_totals_of_all_ranks_are_equal_and_whole_chunks_where_they_must_be(tp: int, cp: int) -> None:
+    batch, plan = make_batch(samples=5), [alone([0]), alone([1, 2, 3, 4])]
+    own = replace(rule(tp, cp), equal_totals=True)
+    longest = max(own.length(batch, one) for one in plan)
+    few, many = (own.pack(batch, one, least=longest) for one in plan)
+    assert few.tokens.numel() == many.tokens.numel()
+    # of what a rank's layers see
+    assert few.tokens.numel() // tp % 128 == 0 and few.tokens.numel() * cp - longest < 128 * tp * max(1, 2 * cp)
+    plain = rule(tp, cp).pack(batch, plan[0])
+    assert torch.equal(few.targets, plain.targets) and torch.equal(few.token_ids, plain.token_ids)
+    assert few.routed.tokens == plain.routed.tokens
+
+
 def test_routers_learn_the_part_of_the_step_that_a_micro_batch_is() -> None:
     batch = make_batch(samples=5)
     run = sum(len(batch.tokens[i]) - 1 for i in (3, 0))

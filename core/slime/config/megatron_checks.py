@@ -26,6 +26,10 @@ NO_DEEPEP = (
     "--moe-token-dispatcher-type flex needs the package deep_ep (DeepEP), which is not installed. Build it for this"
     " PyTorch, or drop it"
 )
+NO_HYBRIDEP = (
+    "--moe-flex-dispatcher-backend hybridep needs the package deep_ep as DeepEP's branch hybrid-ep builds it; the one"
+    " that is installed lacks hybrid_ep_cpp. Build that branch, or use deepep"
+)
 #: auxiliary losses of routers; Megatron's "sinkhorn" would choose other experts than the engines do
 _BALANCING = ("none", "aux_loss", "seq_aux_loss", "global_aux_loss")
 
@@ -150,19 +154,20 @@ def token_dispatcher(config: RunConfig) -> Iterator[str]:
         )
     if kind != "flex":
         return
-    if stated.get("moe_flex_dispatcher_backend") == "hybridep":
-        yield (
-            "--moe-flex-dispatcher-backend hybridep takes equally many tokens of every rank, and packed sequences vary"
-            " in length. Use deepep, which takes what there is"
-        )
     divided = stated.get("expert_tensor_parallel_size") or stated.get("tensor_model_parallel_size", 1)
     if stated.get("expert_model_parallel_size", 1) * divided == 1:
         yield (
             "--moe-token-dispatcher-type flex has nothing to send: each rank has all experts. Add"
             " --expert-model-parallel-size, or drop it"
         )
-    if config.on_gpu and importlib.util.find_spec("deep_ep") is None:
+    if config.on_gpu and not _has("deep_ep"):
         yield NO_DEEPEP
+    elif config.on_gpu and stated.get("moe_flex_dispatcher_backend") == "hybridep" and not _has("hybrid_ep_cpp"):
+        yield NO_HYBRIDEP
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def draft_models(config: RunConfig) -> Iterator[str]:

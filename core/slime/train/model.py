@@ -6,7 +6,6 @@ The policy is one such model, the critic another.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +91,8 @@ class TrainableModel:
             cp_rank=parallel_state.get_context_parallel_rank(),
             device=device,
             tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+            equal_totals=settings.transformer.moe_token_dispatcher_type == "flex"
+            and settings.transformer.moe_flex_dispatcher_backend == "hybridep",
         )
         self._routers = [router for chunk in chunks for router in routers_of(chunk.decoder)]
         self._shares_prompts = (
@@ -223,18 +224,23 @@ class TrainableModel:
             max_tokens=algorithm.max_tokens_per_gpu * self._packing.cp_size,
             micro_batch_size=algorithm.micro_batch_size,
         )
-        mine = plan[parallel_state.get_data_parallel_rank()]
         # The interleaved schedule needs a multiple of the number of pipeline stages.
         interleaved = transformer.virtual_pipeline_model_parallel_size is not None
         multiple = transformer.pipeline_model_parallel_size if interleaved else 1
         count = -(-max(1, *(len(one) for one in plan)) // multiple) * multiple
         if (routes := batch.routed_experts) is not None:
             check_routes({int(batch.sample_ids[i]): routes[i] for i in samples}, transformer)
-        pack = partial(self._packing.pack, batch, step_tokens=step_tokens)
-        packed = [pack(group) for group in mine if group]
-        while len(packed) < count:
-            shortest = min(samples, key=lambda i: len(batch.tokens[i]))
-            packed.append(pack([PrefixGroup((shortest,))], counts=False))
+        # A rank that has fewer keeps in step with the others.
+        filler = [PrefixGroup((min(samples, key=lambda i: len(batch.tokens[i])),))]
+        packed = []
+        for number in range(count):
+            of_ranks = [one[number] if number < len(one) else [] for one in plan]
+            own, least = of_ranks[parallel_state.get_data_parallel_rank()], 0
+            if self._packing.equal_totals:
+                least = max(self._packing.length(batch, groups or filler) for groups in of_ranks)
+            packed.append(
+                self._packing.pack(batch, own or filler, counts=bool(own), step_tokens=step_tokens, least=least)
+            )
         return packed
 
 

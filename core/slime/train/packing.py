@@ -2,8 +2,8 @@
 
 The last token of a sample predicts nothing and is not run. With P prompt and T response tokens, positions
 P - 1 .. P + T - 2 predict the response. Samples of one prompt can share its tokens (`slime.train.micro_batches`).
-Padding is only for context parallelism (each sequence a multiple of twice its size) and for sequence parallelism (the
-total a multiple of the tensor-parallel size).
+Padding is only for context parallelism (each sequence a multiple of twice its size), for sequence parallelism (the
+total a multiple of the tensor-parallel size), and for HybridEP (the total equal on all ranks).
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from slime.train.routing import NO_ROUTES, RoutedRows
 if TYPE_CHECKING:
     from slime.rollout.train_batch import TrainBatch
     from slime.train.micro_batches import PrefixGroup
+
+#: HybridEP moves a rank's tokens in chunks of so many
+_HYBRIDEP_CHUNK = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +60,19 @@ class PackingRule:
     cp_rank: int
     device: torch.device
     tp_rank: int
+    #: whether all ranks must have equally many tokens in a micro-batch, in whole chunks of HybridEP
+    equal_totals: bool = False
+
+    def length(self, batch: TrainBatch, groups: Sequence[PrefixGroup]) -> int:
+        """Tokens of samples that share none, each padded as a sequence must be."""
+        return sum(
+            -(-(len(batch.tokens[i]) - 1) // self._multiple) * self._multiple for one in groups for i in one.samples
+        )
+
+    @property
+    def _multiple(self) -> int:
+        """Of which the length of each sequence is one."""
+        return 2 * self.cp_size if self.cp_size > 1 else 1
 
     def pack(
         self,
@@ -65,6 +81,7 @@ class PackingRule:
         *,
         counts: bool = True,
         step_tokens: int | None = None,
+        least: int = 0,
     ) -> PackedMicroBatch:
         """Pack samples, the tokens that a group shares only once.
 
@@ -73,11 +90,12 @@ class PackingRule:
             groups: Which of them. None may share tokens under context parallelism, or with routed experts.
             counts: False for a micro-batch that only keeps this rank in step with the others.
             step_tokens: Tokens of the whole optimizer step, over all ranks; None outside of training.
+            least: The `length` of the longest of all ranks' micro-batches, if totals must be equal.
         """
         routes = batch.routed_experts
         whole_prompts = self.cp_size > 1 or routes is not None
         assert not (whole_prompts and any(group.shared for group in groups)), "these need each prompt by itself"
-        multiple = 2 * self.cp_size if self.cp_size > 1 else 1
+        multiple = self._multiple
         #: of each packed sequence, where its tokens are in the batch, -1 for padding; and what it continues
         sources: list[np.ndarray[Any, Any]] = []
         prefixes: list[Prefix] = []
@@ -109,7 +127,9 @@ class PackingRule:
                 samples.append(i)
                 start += add(begin, end - 1, prefix)
         # Sequence parallelism divides this rank's tokens; pad the total by one more sequence that nothing refers to.
-        extra = -start % (multiple * (self.tensor_parallel_size if self.sequence_parallel else 1))
+        whole_parts = multiple * (self.tensor_parallel_size if self.sequence_parallel else 1)
+        whole_parts *= _HYBRIDEP_CHUNK if self.equal_totals else 1
+        extra = -(-max(start, least) // whole_parts) * whole_parts - start
         if extra:
             sources.append(np.full(extra, -1))
             prefixes.append(NO_PREFIX)

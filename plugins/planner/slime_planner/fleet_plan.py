@@ -9,7 +9,7 @@ from pathlib import Path
 from slime.cli.preflight_model import ModelFacts, model_problems
 from slime.config import RunConfig, config_problems
 from slime.config.layer_backend import missing_for
-from slime.config.megatron_checks import NO_DEEPEP
+from slime.config.megatron_checks import NO_DEEPEP, NO_HYBRIDEP
 from slime.errors import ConfigError
 from slime_planner.cluster import GIB, Cluster
 from slime_planner.known_models import PlannedModel
@@ -214,7 +214,7 @@ def stage_needs(
 def plan_problems(config: RunConfig, model: PlannedModel, cluster: Cluster) -> list[str]:
     """What a run on the cluster would refuse, whatever machine this is."""
     layers = config.layer_backend
-    of_here = {f"--layer-backend {layers} {missing_for(layers, on_gpu=True)}", NO_DEEPEP}
+    of_here = {f"--layer-backend {layers} {missing_for(layers, on_gpu=True)}", NO_DEEPEP, NO_HYBRIDEP}
     found = [problem for problem in config_problems(config) if problem not in of_here]
     found += model_problems(config, ModelFacts(Path(model.name), model.architecture))
     return list(dict.fromkeys([*found, *cluster_problems(config, cluster)]))
