@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.config.conftest import GOOD
 from tests.support.engines import cpu_engine, running
-from tests.support.families import read_architecture
+from tests.support.families import architecture, read_architecture
 from tests.support.model_folders import Folders
+from tests.support.tiny_models import published
 from torch import Tensor
 
+from slime.cli.preflight_engine import draft_problems
+from slime.config import read_config
 from slime.config.weight_options import SyncOptions
 from slime.engine.server import EngineServer
 from slime.errors import WeightSyncError
@@ -129,6 +133,23 @@ def off(tensor: Tensor) -> Tensor:
     changed = tensor.clone()
     changed.view(-1)[-1] += 1e-3
     return changed
+
+
+@pytest.mark.parametrize(
+    ("layers", "words", "refused"),
+    [
+        (0, "", "engines draft with one layer for multi-token prediction, and the model has none"),
+        (1, "", None),
+        (2, "", "engines draft with one layer for multi-token prediction, and the model has 2"),
+        (1, "--sglang-enable-multi-layer-eagle", "--sglang-enable-multi-layer-eagle: engines would draft each token"),
+        (2, "--sglang-enable-multi-layer-eagle --sglang-speculative-draft-model-path other", None),
+    ],
+)
+def test_engines_draft_with_one_layer_of_the_model(layers: int, words: str, refused: str | None) -> None:
+    model = architecture(published("glm4_moe") | {"num_nextn_predict_layers": layers})
+    drafting = ["--device", "cuda", "--sglang-speculative-algorithm", "NEXTN", *words.split()]
+    problems = [*draft_problems(read_config([*GOOD, *drafting]), model)]
+    assert len(problems) == (refused is not None) and (refused is None or refused in problems[0])
 
 
 @pytest.mark.parametrize("family", PARTS)

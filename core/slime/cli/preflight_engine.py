@@ -209,6 +209,11 @@ def draft_problems(config: RunConfig, model: Architecture) -> Iterator[str]:
             f" multi-token prediction, and the model has {count or 'none'}. Drop it, or name a draft model with"
             " --sglang-speculative-draft-model-path"
         )
+    elif config.drafts == "own" and known and config.sglang.get("enable_multi_layer_eagle"):
+        yield (
+            "--sglang-enable-multi-layer-eagle: engines would draft each token with another layer, and the model has"
+            " one for multi-token prediction. Drop it"
+        )
 
 
 # --- in the child process ---------------------------------------------------------------------------
