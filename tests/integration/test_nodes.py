@@ -169,6 +169,18 @@ def test_colocated_over_two_nodes_the_run_computes_the_same(nodes: Cluster, trai
 
 @pytest.mark.nightly
 @pytest.mark.row("N7")
+def test_deltas_reach_the_copies_on_both_nodes_of_an_engine(nodes: Cluster, train_on: Start) -> None:
+    one = run_alone(train_on)
+    deltas = ("--update-weight-transport", "disk", "--disk-delta", "--check-weight-update-equal")
+    two = train_on(nodes, *deltas, "--deterministic", "--num-rollout", "2", "--save-hf", "two", name="two")
+    assert two.wait(400) == 0, two.output
+    assert_same(two, one)
+    assert all(0 < row["perf/sync/changed_share"] <= 1 for row in two.steps())
+    assert left_on(nodes) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.row("N7")
 def test_over_ipv6_alone_the_run_computes_the_same(train_on: Start) -> None:
     one = run_alone(train_on)
     with cluster([1, 1], ipv6=True) as two_nodes:

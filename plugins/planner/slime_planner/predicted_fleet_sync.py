@@ -18,6 +18,9 @@ from slime_planner.predicted_cache import quantised_engine
 from slime_planner.predicted_sync import TrainedBytes
 from slime_planner.rates import Rates
 
+#: bytes of a delta on the disk for each byte of the numbers that changed (docs/planning.md)
+_PACKED = 1.1
+
 
 @dataclass(frozen=True, slots=True)
 class SyncWay:
@@ -65,14 +68,12 @@ def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
     entering = sent / (link if one_node else cluster.node_network * rates.network_share)
     # Senders whose stages share a node have an adapter each.
     many = max(1, len(stages))
+    gathered = sum(stage.trained for stage in stages) * _share_elsewhere(config, cluster) / network + max(gathers)
     ways = [
         SyncWay(
             "one sender",
             sent,
-            sum(stage.trained for stage in stages) * _share_elsewhere(config, cluster) / network
-            + max(gathers)
-            + sum(sends)
-            + calls,
+            gathered + sum(sends) + calls,
             "rank 0 gathers every stage and sends it",
         )
     ]
@@ -97,16 +98,20 @@ def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
         ways.insert(0, SyncWay("tensor", sent, arrived + sent / link, "through memory of each node"))
     disk = sent / rates.disk_write + _engines(config) * sent / rates.disk_read
     ways.append(SyncWay("disk", sent, max(gathers) + disk, "a whole folder, read by every engine"))
-    delta = sent * rates.delta_share
-    # An overwrite names the place of each number beside it.
-    moved = delta * 3
-    found = sum(stage.trained for stage in stages) / many / (cluster.gpu.bandwidth * 1e9 / 4)
+    moved = sent * rates.delta_share * _PACKED
     ways.append(
         SyncWay(
             "delta",
             moved,
-            found + moved / rates.disk_write + _engines(config) * moved / rates.disk_read + calls / many,
-            f"{100 * rates.delta_share:g} % of the numbers changed, with their places",
+            gathered
+            + sent / rates.host_link
+            + sent / rates.delta_host
+            + moved / rates.disk_write
+            + _engines(config) * moved / rates.disk_read
+            # On every node of engines at once.
+            + sent / rates.delta_host
+            + sent / rates.local_read,
+            f"{100 * rates.delta_share:g} % of the numbers changed; rank 0 packs them, engines load their copies",
         )
     )
     return ways

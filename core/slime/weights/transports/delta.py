@@ -209,7 +209,7 @@ class _Newest:
         if np.array_equal(old, piece):
             return "", None
         self._write(piece, place)
-        numbers = int((old ^ piece).reshape(-1, itemsize).any(1).sum())
+        numbers = int(np.count_nonzero(old.view(f"u{itemsize}") != piece.view(f"u{itemsize}")))
         return checksum(piece), (pack(old, piece, itemsize), numbers)
 
     def _write(self, piece: Bytes, place: int) -> None:
