@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_training_equals_that_of_one_rank(layout: str, model: str) -> None:
 def packed_for_hybridep(launcher: RankLauncher, config: Any, batch: TrainBatch, equal_totals: bool) -> Any:
     """Tokens of each micro-batch with padding and without, metrics and weights. HybridEP itself needs GPUs."""
     rank = start(launcher, config)
-    rank.policy._packing = dataclasses.replace(rank.policy._packing, equal_totals=equal_totals)
+    rank.policy._packing = replace(rank.policy._packing, equal_totals=equal_totals)
     packed = rank.policy._micro_batches(batch, list(range(len(batch.tokens))))
     metrics = untimed(rank.train(batch))
     rank.policy.finish_param_gather()
