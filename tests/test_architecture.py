@@ -111,7 +111,7 @@ SHOPS: dict[str, frozenset[str]] = {
             "registry.plugin_set",
             "observe.memory",
             # predictions: the arithmetic of what they predict
-            "rollout.train_batch",
+            "config.defaults",
             "weights.lora",
             "weights.fp8",
             # `slime train --from-recipe`: slime's flags, and the tables of other frameworks' names
