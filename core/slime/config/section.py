@@ -89,7 +89,6 @@ class Section(BaseModel):
         loc_by_alias=False,
         protected_namespaces=(),
         use_attribute_docstrings=True,
-        defer_build=True,  # built when first used: a command needs few of them
         allow_inf_nan=False,
     )
 
