@@ -120,6 +120,7 @@ SHOPS: dict[str, frozenset[str]] = {
             "config.value_types",
             "registry.original_names",
             # `slime doctor`
+            "engine.ports",
             "cli.output",
             "cli.text_layout",
             # `slime convert`: checkpoints and model folders

@@ -83,9 +83,9 @@ def take(page: Page, run: Path) -> None:
 
 
 def save(page: Page, name: str) -> None:
-    """Write what is seen of the page, in 64 colours, the rare ones among them: a third of the bytes."""
+    """Write what is seen of the page, in 128 colours, the rare ones among them: half of the bytes."""
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    picture.quantize(64, Image.Quantize.MAXCOVERAGE).save(PICTURES / name, optimize=True)
+    picture.quantize(128, Image.Quantize.MAXCOVERAGE).save(PICTURES / name, optimize=True)
 
 
 def main() -> None:

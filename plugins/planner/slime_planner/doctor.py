@@ -14,7 +14,9 @@ from packaging.requirements import Requirement
 
 from slime.cli.output import write
 from slime.cli.text_layout import hanging
+from slime.engine.ports import LOOPBACK, free_port
 from slime.errors import ConfigError
+from slime.registry.plugin_set import survey_plugins
 from slime_planner.devices import Devices, Packages, doubts, find_devices, find_packages, problems
 
 _USAGE = """\
@@ -22,8 +24,8 @@ usage: slime doctor
 
 Print the versions of the engines, this machine's memory and GPUs, and what
 keeps a run off them, with the remedy. The exit code is 1 if a package that
-slime needs is missing or has another version, or if there are GPUs that runs
-cannot use.
+slime needs is missing or has another version, if a plugin does not work, if no
+port is free, or if there are GPUs that runs cannot use.
 """
 _PROJECT = "slime-rl"
 _SHOWN = ("megatron-core", "sglang", "sglang-router", "ray", "transformers")
@@ -36,13 +38,17 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if argv:
         raise ConfigError(f"slime doctor takes no arguments, got {argv[0]!r}")
-    devices, packages = find_devices(), find_packages()
-    wrong, notes = [*package_problems()], ["there is no NVIDIA driver: runs use the CPU"]
+    devices, packages, plugins = find_devices(), find_packages(), survey_plugins()
+    wrong, notes = (
+        [*package_problems(), *map(str, plugins.failures), *port_problems()],
+        ["there is no NVIDIA driver: runs use the CPU"],
+    )
     if devices.driver:
         wrong += problems(devices, packages)
         notes = [*doubts(devices)]
     labelled = [
         *_inventory(devices, packages),
+        ("plugins", f"{len(plugins.plugins)} work, {len(plugins.failures)} do not"),
         *(("problem", text) for text in wrong),
         *(("note", text) for text in notes),
     ]
@@ -63,6 +69,14 @@ def package_problems() -> Iterator[str]:
             yield f"{wanted.name} is not installed: make install"
         elif not wanted.specifier.contains(found, prereleases=True):
             yield f"{wanted.name} {found} is installed, and slime needs {wanted.name}{wanted.specifier}: make install"
+
+
+def port_problems() -> Iterator[str]:
+    """Why nothing can listen on this machine's own address, as engines, router and Ray do."""
+    try:
+        free_port()
+    except OSError as error:
+        yield f"no port of {LOOPBACK} can be listened on ({error}): bring the interface `lo` up, or free some ports"
 
 
 def _version(package: str) -> str:

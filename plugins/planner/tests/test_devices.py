@@ -13,7 +13,7 @@ from slime.config import RunConfig
 from slime.config.defaults import resolve
 from slime_planner import devices as module
 from slime_planner.devices import Devices, Gpu, Packages, Tenant, device_notes, doubts, find_packages, problems
-from slime_planner.doctor import package_problems, run
+from slime_planner.doctor import package_problems, port_problems, run
 from slime_planner.predicted_memory import gpu_bytes
 
 H100 = [Gpu(index, f"GPU-{index}aaa", "NVIDIA H100 80GB HBM3", 85.5) for index in range(2)]
@@ -201,3 +201,13 @@ def test_the_installed_packages_are_those_that_slime_requires(monkeypatch: pytes
     found = [*package_problems()]
     assert "sglang 0.4.1 is installed, and slime needs sglang==0.5.23: make install" in found
     assert "ray is not installed: make install" in found
+
+
+def test_a_machine_without_ports_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [*port_problems()] == []
+
+    def none() -> int:
+        raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr("slime_planner.doctor.free_port", none)
+    assert "no port of 127.0.0.1 can be listened on ([Errno 99] Cannot assign" in next(port_problems())

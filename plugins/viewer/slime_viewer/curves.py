@@ -20,6 +20,8 @@ _SECOND_DIFFERENCE, _MEDIAN = math.sqrt(1 + 4 + 1), 0.6745 * math.sqrt(1 + 4 + 1
 _HEIGHT = 12.0
 #: and at least this share of the values themselves; of shares of 1, this much
 _OF_VALUE, _OF_SHARE = 0.05, 0.2
+#: and, of values that touch zero, where a share of them says nothing, at least this: less is rounding
+_OF_ZERO = 1e-6
 #: a change is clear if it is beyond so many deviations
 _CLEAR = 3.0
 
@@ -87,6 +89,8 @@ def sparkline(values: Sequence[float], width: int, *, share: bool = False) -> st
     low, high = min(means), max(means)
     of_noise = _HEIGHT * noise(values) / math.sqrt(len(values) / width)
     height = max(high - low, of_noise, _OF_VALUE * max(abs(low), abs(high)), _OF_SHARE if share else 0.0)
+    if low <= 0 <= high:
+        height = max(height, _OF_ZERO)
     base = (low + high - height) / 2
     if low >= 0:
         base = max(0.0, base)

@@ -109,11 +109,21 @@ def config_differences(*runs: RunFolder) -> list[Difference]:
 
 
 def plugin_differences(*runs: RunFolder) -> list[Difference]:
-    """What differs in the components used, with their packages, versions and options."""
+    """What differs in the components used, with their packages, versions and options.
+
+    Of a component in whose place another run has a different one, only its name: their options are not the same ones.
+    """
     used = [run.plugins().get("used", {}) for run in runs]
     if not all(isinstance(one, dict) for one in used):
         return []
-    return [found for found in differences(*used) if found.name.rpartition(".")[2] not in _PLACES]
+    found = [one for one in differences(*used) if any(value is not None for value in one.values)]
+    replaced = tuple(one.name.removesuffix("id") for one in found if one.name.endswith(".id"))
+    return [
+        one
+        for one in found
+        if one.name.rpartition(".")[2] not in _PLACES
+        and (one.name.endswith(".id") or not one.name.startswith(replaced))
+    ]
 
 
 def _is_seed(name: str) -> bool:

@@ -175,14 +175,14 @@ def _of_index(
 def _build(index: RunIndex) -> None:
     """Bring an index up to date, and say how far that is if it takes long."""
     told = time.monotonic()
-    with progress("indexing the samples once:", "MiB") as tell:
+    with progress("indexing the samples once:", "megabyte") as tell:
 
         def goes_on() -> bool:
             nonlocal told
             # The state is asked for rarely: it looks at every file.
             if time.monotonic() - told > 0.5:
                 told, state = time.monotonic(), index.state()
-                tell(state.done // 2**20, state.total // 2**20)
+                tell(state.done // 10**6, max(1, state.total // 10**6))
             return False
 
         index.refresh(goes_on)

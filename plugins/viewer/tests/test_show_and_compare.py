@@ -145,11 +145,18 @@ def test_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
     used = json.loads((second / "plugins.json").read_text())
     used["used"]["reward"]["options"] = {"strict": True}
+    other = {"id": "mine/curriculum", "distribution": "mine", "options": {"key": "level", "note": None}}
+    used["used"]["datasource"] = other
     (second / "plugins.json").write_text(json.dumps(used))
+    known = json.loads((first_run / "plugins.json").read_text())
+    known["used"]["datasource"] = {**other, "id": "datasources/prompts", "options": {"shuffle": True}}
+    (first_run / "plugins.json").write_text(json.dumps(known))
     out = slime(capsys, "compare", first_run, second)
     rows = {words[0]: words[1:] for line in out.splitlines() if (words := line.split())}
     assert rows["run.seed"] == ["1", "->", "2"] and "megatron.lr" not in rows
     assert rows["reward.options.strict"] == ["·", "->", "True"]
+    replaced = [name for name in rows if name.startswith("datasource.")]
+    assert replaced == ["datasource.id"], "options of different components are not compared"
     # The means of the last ten steps that both have, 2 to 11.
     right = [rising(step, group, n) for step in range(2, 12) for group in range(GROUPS) for n in range(SAMPLES)]
     mean = sum(right) / len(right)
@@ -233,6 +240,7 @@ def test_a_curve_is_drawn_from_the_means_of_its_parts() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 40) == "▁▂▃▄▅▆▇█"
     assert sparkline([0, 0, 7, 7], width=2) == "▁█"
     assert sparkline([], 40) == "" and sparkline([0, 0], 40) == "▁▁"
+    assert set(sparkline([0, -4.7e-10, 0, 2e-10], 40)) <= {"▄", "▅"}, "rounding"
     assert sparkline([3, 3], 40) == "▅▅"  # a constant is not drawn as zero
     # A share that moves between 0 and 1 % stays at the bottom, and one close to 1 at the top.
     assert set(sparkline([0.0, 0.01] * 3, 40, share=True)) == {"▁"}
