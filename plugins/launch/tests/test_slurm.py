@@ -116,23 +116,37 @@ def test_a_signal_before_the_end_of_its_time_requeues_it(slurm: SlurmCluster) ->
     assert {path.name for path in (run / "launch").glob("attempt_*")} == {f"attempt_{number}_0", f"attempt_{number}_1"}
 
 
-@pytest.mark.parametrize("signals", [["KILL"], []], ids=["killed at once", "cancelled"])
-def test_a_job_that_ends_while_it_saves_loses_nothing_that_was_saved(slurm: SlurmCluster, signals: list[str]) -> None:
-    name = "killed" if signals else "cancelled"
+#: how a job ends while it saves -> the commands that end it, before its number, and what continues it
+ENDS = {
+    "killed": ([["scancel", "--signal=KILL", "--full"], ["scancel"]], "launched again"),
+    "cancelled, then requeued": ([["scancel"]], "requeued"),
+    "requeued": ([["scontrol", "requeue"]], "requeued"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_job_that_ends_while_it_saves_loses_nothing_that_was_saved(slurm: SlurmCluster, end: str) -> None:
+    commands, then = ENDS[end]
+    name = re.sub(r"\W+", "-", end)
     run = launch(slurm, name, 30)
     show = lambda: slurm.states() + asked(slurm, run, "--logs")  # noqa: E731 - of this run
     wait_until(lambda: len(steps(run)) >= 2, 600, "second step", show)
     number = json.loads((run / "launch" / "job.json").read_text())[-1]["id"]
     # It saves after each rollout.
-    for signal in signals:
-        assert slurm.call("scancel", f"--signal={signal}", "--full", number).returncode == 0
-    assert slurm.call("scancel", number).returncode == 0
+    for command in commands:
+        assert slurm.call(*command, number).returncode == 0
     wait_until(lambda: not re.search("RUNNING|COMPLETING", asked(slurm, run, "--status")), 300, "end", show)
     saved = int((run / "checkpoints" / "latest").read_text().strip().removeprefix("rollout_"))
     assert saved >= 1 and len(steps(run)) < 30
 
     # Here Slurm has no cgroups, which would end whatever a job leaves: the driver has ended by itself.
-    launch(slurm, name, 30)
+    if then == "requeued":
+        if commands[-1] == ["scancel"]:
+            assert slurm.call("scontrol", "requeue", number).returncode == 0
+        # Slurm holds back what was requeued for two minutes.
+        slurm.call("scontrol", "update", f"JobId={number}", "StartTime=now")
+    else:
+        launch(slurm, name, 30)
     wait_until(lambda: "COMPLETED" in asked(slurm, run, "--status"), 900, "end of the second job", show)
     assert steps(run) == list(range(30))
     assert "resumed from" in asked(slurm, run, "--logs")
