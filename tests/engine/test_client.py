@@ -248,6 +248,7 @@ def test_an_engine_that_rejects_an_abort_is_named(faulty_engine: Callable[..., F
         asyncio.run(run())
 
 
+@pytest.mark.engine
 def test_an_aborted_request_returns_its_partial_answer(endless_engine: EngineServer) -> None:
     async def run() -> list[Generation]:
         async with HttpPolicyClient(endless_engine.url, timeout_s=60) as client:

@@ -120,6 +120,7 @@ def test_locked_packages_install_on_debian_12s_python() -> None:
     assert {name: text for name, text in wants.items() if not SpecifierSet(text).contains("3.11.2")} == {}
 
 
+@pytest.mark.slow
 def test_every_package_that_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]

@@ -160,6 +160,7 @@ def test_loss_and_gradients_equal_those_of_one_rank(layout: str, model_folder: F
             assert (got[name] - gradient).abs().max() < 1e-5, (mode, name)
 
 
+@pytest.mark.engine
 @pytest.mark.row("A3")
 def test_every_loss_mode_has_a_different_gradient(model_folder: Folders) -> None:
     """Otherwise the comparison of layouts would compare the same mode four times."""

@@ -103,6 +103,7 @@ def test_what_is_moved_is_pinned_in_powers_of_two(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(moved, torch.arange(11, dtype=torch.int32))
 
 
+@pytest.mark.engine
 def test_on_a_cpu_only_gradients_are_released(model_folder: Any) -> None:
     folder = model_folder("qwen3", tied=True)
     ((before, released, restored),) = run_ranks(sizes, 1, make_config(folder), make_batch())

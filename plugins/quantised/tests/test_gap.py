@@ -67,6 +67,7 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
+@pytest.mark.engine
 def test_experts_that_ranks_divide_are_quantised_as_those_of_one_rank(model_folder: Folders) -> None:
     folder = model_folder("qwen3_moe", seed=1, hidden_size=192, moe_intermediate_size=160, head_dim=48)
     (inside, sent), (elsewhere, nothing) = run_ranks(_sent_by_two_ranks, 2, folder)
