@@ -27,8 +27,7 @@ from slime.kit.processes import living_members
 from slime.weights.hf_load import load_hf
 from slime.weights.shards import NamedTensors, drain, drained, named_hf_tensors
 from slime.weights.transports.beside import RanksBeside
-from slime.weights.transports.shared_block import Layout, SharedBlock
-from slime.weights.transports.tensor import TensorTransport
+from slime.weights.transports.tensor import Layout, SharedBlock, TensorTransport
 
 BUCKET = 100_000
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.support.strangers import stranger_can_open
 
-from slime.weights.transports.shared_block import SharedBlock
+from slime.weights.transports.tensor import SharedBlock
 
 CPU = torch.device("cpu")
 

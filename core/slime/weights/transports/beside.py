@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from slime.errors import WeightSyncError, one_line
-from slime.weights.transports.shared_block import Layout, SharedBlock
+from slime.weights.transports.tensor import Layout, SharedBlock
 
 logger = logging.getLogger(__name__)
 
