@@ -57,7 +57,7 @@ def test_its_commands_pass_the_dry_run_of_a_machine_with_those_gpus(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gpus = 1 if "--colocate" in command or " eval " in command else 8
-    for module in ("preflight", "preflight_engine"):
+    for module in ("preflight_machine", "preflight_engine"):
         monkeypatch.setattr(f"slime.cli.{module}.nvidia_devices", lambda: gpus)
     assert main([*shlex.split(command)[1:], "--device", "cuda", "--dry-run"]) == 0
     printed = capsys.readouterr().out

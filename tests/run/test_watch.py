@@ -20,6 +20,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedError, SlimeError
 from slime.run import ray_session
+from slime.run.supervise import traces
 from slime.run.supervise import watch as module
 from slime.run.supervise.losses import PartKind
 from slime.run.supervise.processes import WatchedProcess
@@ -164,7 +165,10 @@ def test_only_a_stopped_ray_of_this_run_is_killed(watch: RunWatch, sleeper: Slee
     assert raylet.poll() is None
 
 
-def test_when_a_deadline_has_passed_every_process_shows_where_it_is(watch: RunWatch, tmp_path: Path) -> None:
+def test_when_a_deadline_has_passed_every_process_shows_where_it_is(
+    watch: RunWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "_STACK_S", 60.0)  # on a busy machine a process needs longer to write its stacks
     code = (
         "import faulthandler, signal, time\n"
         "faulthandler.register(signal.SIGUSR2)\n"
