@@ -1,4 +1,4 @@
-// What tells curves apart besides their colour: a dash pattern, and a letter at the end.
+// What tells curves apart besides colour: dashes, and a letter at the end.
 import { html } from "slime/data";
 
 const COLORS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6"];
@@ -8,7 +8,7 @@ const MOST_LETTERS = 10;
 const APART = 12;
 
 export const colorOf = n => COLORS[n % COLORS.length];
-// Where colours begin again, patterns are shifted by one, so that no two of 36 curves have both in common.
+// Where colours begin again, patterns are shifted: no two of 36 curves have both in common.
 export const dashOf = n => DASHES[(n + Math.floor(n / COLORS.length)) % DASHES.length];
 export const letterOf = n => String.fromCharCode(65 + (n % 26)) + (Math.floor(n / 26) || "");
 
