@@ -4,8 +4,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# Each test file runs in one of three processes. A third of their time they wait, for an engine, Ray or a deadline: three
-# keep two cores busy, where two would leave a third of the machine idle.
+# Each test file runs in one of three processes. They often wait, for an engine, Ray or a deadline, so that three keep two
+# cores busy.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(RERUNS)
 # Twice quiet: errors only. Warnings, for example of a retried download, look like failures of an install that succeeds.
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check $(PIP_FLAGS)

@@ -51,7 +51,7 @@ def test_broken_and_clashing_plugins_are_listed_with_a_remedy(
     assert line(text, "bad")[2:5] == ["3", "broken", "written for plugin API 3, this slime supports 1"]
     assert line(text, "rival")[3] == line(text, "math")[3] == "clash"
     assert f"{3 + OWN} plugins, 1 broken, 2 clash" in text
-    assert "bad: Try: pip install -U slime-rl" in text
+    assert "bad: Try: a newer slime, or an older slime-reward-bad" in text
     assert "reward 'boxed' is ambiguous: write math/boxed" in text
 
 

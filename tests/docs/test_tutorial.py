@@ -24,7 +24,7 @@ START = ROOT / "docs" / "start"
 ORDER = ["install", "first-run", "your-data", "your-reward", "read-a-run", "your-algorithm", "agents", "scale-out"]
 TEXT = {name: (START / f"{name}.md").read_text(encoding="utf-8") for name in ORDER}
 #: not run here: what installs or serves; CI begins with the former, and the others have tests of their own
-ELSEWHERE = ("make install", "source ", 'pip install "slime-rl', "make quickstart", "slime view")
+ELSEWHERE = ("make install", "source ", "make quickstart", "slime view")
 _TIMEOUT_S = 900
 _BLOCK = re.compile(r"^`([\w.-]+\.(?:py|toml))`:\n\n```\w+\n(.*?)^```$|^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -174,7 +174,7 @@ def test_a_node_that_is_waited_for_and_comes_back_is_named(
     place(**run_on(8, rollout_num_gpus_per_engine=8), again=True)
     waiting, joined = (record.getMessage() for record in caplog.records)
     assert waiting.startswith("waiting for a node for at most 5 s: the run needs 16 GPUs")
-    assert joined == "node 10.0.0.2 has joined: the run starts"
+    assert joined == "joined the cluster: 10.0.0.2; the run starts"
 
 
 def test_a_layout_that_engines_cannot_share_after_a_restart_may_be_cured(monkeypatch: pytest.MonkeyPatch) -> None:

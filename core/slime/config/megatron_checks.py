@@ -150,7 +150,7 @@ def token_dispatcher(config: RunConfig) -> Iterator[str]:
     if kind == "allgather":
         yield (
             "--moe-token-dispatcher-type allgather gathers equally many tokens of every rank, and packed sequences vary"
-            " in length. Drop it, or use flex with DeepEP"
+            " in length. Drop it, or use flex with DeepEP or HybridEP"
         )
     if kind != "flex":
         return

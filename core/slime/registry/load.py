@@ -26,7 +26,7 @@ from slime.errors.raised import Raised
 from slime.errors.redaction import is_secret
 from slime.plugin import API_VERSION, EstimatorSpec, GeneratorSpec, Options, RewardSpec
 from slime.registry.component import CallLimits, Component, remedy_for
-from slime.registry.find import OWN_DISTRIBUTION, FoundPlugin, parse_requirement
+from slime.registry.find import FoundPlugin, parse_requirement
 from slime.registry.kinds import KINDS, Kind
 
 #: plugin API numbers that this slime accepts: the current one and, once there is one, the one before
@@ -166,10 +166,11 @@ def check_api(stated: object, found: FoundPlugin) -> int:
             f" (`slime_api = {API_VERSION}`)"
         )
     if stated not in ACCEPTED_APIS:
-        newer = stated > API_VERSION
         raise Defect(
             f"written for plugin API {stated}, this slime supports {' and '.join(map(str, ACCEPTED_APIS))}",
-            f"Try: pip install -U {OWN_DISTRIBUTION if newer else found.distribution}",
+            f"Try: a newer slime, or an older {found.distribution}"
+            if stated > API_VERSION
+            else f"Try: pip install -U {found.distribution}",
         )
     return stated
 

@@ -250,7 +250,7 @@ def _devices(demand: Demand, wait_s: float) -> list[int]:
     Raises:
         ConfigError: There was none.
     """
-    deadline, others = time.monotonic() + wait_s, None
+    deadline, there = time.monotonic() + wait_s, None
     while True:
         nodes = node_devices(demand.resource)
         try:
@@ -259,13 +259,14 @@ def _devices(demand: Demand, wait_s: float) -> list[int]:
         except ConfigError as error:
             if time.monotonic() >= deadline:
                 raise
-            if others is None:
-                others = node_addresses()
+            if there is None:
+                there = node_addresses()
                 logger.warning("waiting for a node for at most %.0f s: %s", wait_s, error)
             time.sleep(_DEVICES_S)
         else:
-            if others is not None:
-                logger.warning("node %s has joined: the run starts", ", ".join(sorted(node_addresses() - others)))
+            if there is not None:
+                joined = ", ".join(sorted(node_addresses() - there))
+                logger.warning("%s; the run starts", f"joined the cluster: {joined}" if joined else "there is room now")
             return nodes
 
 

@@ -230,7 +230,7 @@ class TrainableModel:
         count = -(-max(1, *(len(one) for one in plan)) // multiple) * multiple
         if (routes := batch.routed_experts) is not None:
             check_routes({int(batch.sample_ids[i]): routes[i] for i in samples}, transformer)
-        # A rank that has fewer keeps in step with the others.
+        # A rank with fewer micro-batches runs these in place of the missing ones, to keep in step.
         filler = [PrefixGroup((min(samples, key=lambda i: len(batch.tokens[i])),))]
         packed = []
         for number in range(count):

@@ -71,7 +71,7 @@ class PackingRule:
 
     @property
     def _multiple(self) -> int:
-        """Of which the length of each sequence is one."""
+        """The length of each sequence is a multiple of this."""
         return 2 * self.cp_size if self.cp_size > 1 else 1
 
     def pack(

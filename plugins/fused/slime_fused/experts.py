@@ -1,7 +1,7 @@
 """Experts of a mixture whose matrix products are one call of torch each (`torch.nn.functional.grouped_mm`).
 
 A product for each expert, as in `slime.train.experts`, starts a kernel for every expert, however few rows it has. Here
-one kernel computes all of them.
+one kernel computes all of them, except for gradients that a product adds to what Megatron has summed, as on CPUs.
 """
 
 from __future__ import annotations
@@ -34,15 +34,21 @@ class FusedProducts(Products):
         transposed = not matrices[0].is_contiguous()
         # Copied as they lie in memory.
         stacked = torch.stack([matrix.t() if transposed else matrix for matrix in matrices])
-        return F.grouped_mm(rows.contiguous(), stacked.mT if transposed else stacked, offs=self.ends.to(rows.device))
+        return F.grouped_mm(rows.contiguous(), stacked.mT if transposed else stacked, offs=self._ends_on(rows.device))
 
     def gradients(self, grad: Tensor, inputs: Tensor, parameters: Sequence[Parameter]) -> list[Tensor | None]:
         """See `Products`. Where a product adds to what Megatron has summed, it is slime's own."""
         added = any(total is not None for _, total, _ in parameters)
         if added or not any(needed for *_, needed in parameters) or not _served(grad, inputs.size(1), grad.size(1)):
             return super().gradients(grad, inputs, parameters)
-        gradients = F.grouped_mm(grad.contiguous().t(), inputs.contiguous(), offs=self.ends.to(grad.device))
+        gradients = F.grouped_mm(grad.contiguous().t(), inputs.contiguous(), offs=self._ends_on(grad.device))
         return [one if needed else None for one, (_, _, needed) in zip(gradients, parameters, strict=True)]
+
+    def _ends_on(self, device: torch.device) -> Tensor:
+        """The end of each expert's rows; copied to the device once."""
+        if self.ends.device != device:
+            self.ends = self.ends.to(device)
+        return self.ends
 
 
 def _served(rows: Tensor, *widths: int) -> bool:

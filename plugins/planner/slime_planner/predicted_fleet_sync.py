@@ -68,12 +68,13 @@ def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
     entering = sent / (link if one_node else cluster.node_network * rates.network_share)
     # Senders whose stages share a node have an adapter each.
     many = max(1, len(stages))
-    gathered = sum(stage.trained for stage in stages) * _share_elsewhere(config, cluster) / network + max(gathers)
+    gathered = sum(stage.trained for stage in stages) * _share_elsewhere(config, cluster) / network
+    gathered += max(gathers) + calls  # to rank 0
     ways = [
         SyncWay(
             "one sender",
             sent,
-            gathered + sum(sends) + calls,
+            gathered + sum(sends),
             "rank 0 gathers every stage and sends it",
         )
     ]
@@ -96,8 +97,8 @@ def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
         # Of several nodes, every rank gets a copy from rank 0 and hands it to the engine's rank beside it.
         arrived = max(gathers) + calls if one_node else ways[0].seconds
         ways.insert(0, SyncWay("tensor", sent, arrived + sent / link, "through memory of each node"))
-    disk = sent / rates.disk_write + _engines(config) * sent / rates.disk_read
-    ways.append(SyncWay("disk", sent, max(gathers) + disk, "a whole folder, read by every engine"))
+    disk = sent / rates.host_link + sent / rates.disk_write + _engines(config) * sent / rates.disk_read
+    ways.append(SyncWay("disk", sent, gathered + disk, "a whole folder by rank 0, read by every engine"))
     moved = sent * rates.delta_share * _PACKED
     ways.append(
         SyncWay(

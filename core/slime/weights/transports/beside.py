@@ -135,7 +135,7 @@ class RanksBeside:
         return block
 
     def _problems(self, own: str | None) -> list[str | None]:
-        """Of all ranks at once: why each has no room, None where it has."""
+        """Why each rank has no room, None where it has. All ranks call this at once."""
         found: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(found, own, group=self._words)
         return found
