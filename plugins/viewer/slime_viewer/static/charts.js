@@ -60,7 +60,8 @@ function columnsOf(lines, { smooth, log }) {
 function seriesOf(lines, { smooth }, now) {
   const series = [{}],
     bands = [],
-    letters = lettered(lines);
+    letters = lettered(lines),
+    many = lines.filter(line => !line.dots).length > 2;
   lines.forEach((line, i) => {
     const stroke = color(line.color || colorOf(i)),
       dash = dashOf(i),
@@ -72,7 +73,7 @@ function seriesOf(lines, { smooth }, now) {
     if (line.dots) series.push({ stroke, paths: () => null, points, letter });
     else if (soft) {
       // Of many curves, only the smoothed ones can be followed.
-      series.push({ show: lines.length < 3, stroke: stroke + "66", width: 1, spanGaps: true, points: none });
+      series.push({ show: !many, stroke: stroke + "66", width: 1, spanGaps: true, points: none });
       series.push({ stroke, dash, width: 2, spanGaps: true, points, letter });
     } else series.push({ stroke, dash, width: 1.8, spanGaps: true, points, letter });
     if (line.low) {
