@@ -169,13 +169,18 @@ def test_words_are_those_of_bash(tmp_path: Path) -> None:
         ("for seed in 11 12 13; do", "11", "11, its first value"),
         ('seeds=(7 8)\nfor seed in "${seeds[@]}"\ndo', "7", "7, its first value"),
         ("for ((seed=3; seed<9; seed++)); do", "3", "3, its first value"),
+        ("for seed in {4..8}; do", "4", "4, its first value"),
+        ("for seed in {5,7} {1..3}; do", "5", "5, its first value"),
+        ("for seed in s{8..2..2}; do", "s8", "s8, its first value"),
+        ("low=6\nfor seed in {${low},9}; do", "6", "6, its first value"),
+        ("for seed in '{1..3}'; do", "{1..3}", "{1..3}, its first value"),
         ("for seed in $(seq 3); do", "\N{REPLACEMENT CHARACTER}", "which only a shell knows"),
     ],
 )
 def test_a_loop_is_read_once_which_is_said(tmp_path: Path, loop: str, word: str, told: str) -> None:
     script = read_script(tmp_path / "run.sh", f"{loop}\n  run --seed $seed\ndone\n", {})
     assert script.commands[-1].words == ["run", "--seed", word]
-    line = 2 if loop.startswith("seeds") else 1
+    line = 1 + loop[: loop.index("for ")].count("\n")
     assert script.notes == [f"$seed of the loop in run.sh:{line} was read as {told}; this is one run of it"]
 
 

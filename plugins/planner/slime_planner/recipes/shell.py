@@ -19,6 +19,12 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _BRANCHES = {"if", "elif", "else", "while", "until", "case"}
 #: the variable of a `for`, and its first value if it counts
 _LOOP = re.compile(r"(?:\(\(\s*)?([A-Za-z_]\w*)(?:=(\w+))?")
+#: `{a..b}` or `{a,b}`, of which only the first value is kept; what is quoted, and `${...}`, stays as it is
+_BRACES = re.compile(
+    r"""("[^"]*"|'[^']*'|\$\{[^}]*\})"""
+    r"|\{(?:(-?\d+|[A-Za-z])\.\.(?:-?\d+|[A-Za-z])(?:\.\.-?\d+)?"
+    r"|((?:\$\{[^}]*\}|[^{},])*),(?:\$\{[^}]*\}|[^{}])*)\}"
+)
 _REDIRECTION = re.compile(r"\d?(<<-?|[<>]+&?|&>)[ \t]*('[^'\n]*'|\"[^\"\n]*\"|\([^()\n]*\)|[^\s;|&]*)")
 #: words before a command that do not belong to it
 _BEFORE = {*_BRANCHES, "then", "do", "fi", "done", "esac", "{", "}", "!", "time", "exec", "nohup"}
@@ -107,7 +113,7 @@ class _Reader:
         if not raw or (match := _LOOP.match(raw[0])) is None:
             return
         name, counted = match.groups()
-        value = next((word for one in raw[2:] for word in self._expand(one)), counted or UNKNOWN)
+        value = next((word for one in raw[2:] for word in self._expand(_first_of_braces(one))), counted or UNKNOWN)
         self._values[name] = [value]
         told = "which only a shell knows" if UNKNOWN in value else f"{value}, its first value"
         self.script.notes.append(f"${name} of the loop in {path.name}:{line} was read as {told}; this is one run of it")
@@ -187,6 +193,10 @@ class _Reader:
             return str(int(eval(names.replace("/", "//").replace("////", "//"), {"__builtins__": {}})))
         except (SyntaxError, ArithmeticError, TypeError):
             return UNKNOWN
+
+
+def _first_of_braces(raw: str) -> str:
+    return _BRACES.sub(lambda match: match[1] or match[2] or match[3] or "", raw)
 
 
 def _bare(argument: str) -> str:
