@@ -13,8 +13,11 @@ from slime_viewer.queries import Found
 #: columns of a histogram, rows if rewards have many values, and from how many pairs of step and reward on SQLite places
 #: them
 _COLUMNS, _ROWS, _VALUES = 60, 8, 20_000
-#: samples that are read for a histogram of what words find: of more, one of every so many
-_READ = 50_000
+#: samples that a histogram counts of what words find: of more, one of every so many; and how many hits of the words are
+#: read for that, at most, where few of them fit the rest of the filter
+_COUNTED, _READ = 50_000, 500_000
+#: one of every so many samples, by a hash of its number: the same places of all groups would not be like the others
+_ONE_OF = " AND (texts.rowid * 2654435761 & 4294967295) / 65536 % {} = 0"
 #: how many rewards of a group are listed; its mean and its passes count all
 _LISTED = 64
 
@@ -41,8 +44,10 @@ def histogram(index: RunIndex, condition: Condition) -> dict[str, Any]:
     if len(queries.first(index, condition, "step")) > queries.COUNTED:
         if condition.phrase:
             [(hits,)] = index.query("SELECT count(*) FROM texts WHERE texts MATCH ?", [condition.phrase])
-            every = -(-hits // _READ)
-            rows += f" AND texts.rowid % {every} = 0"
+            every = -(-hits // _COUNTED)
+            [(fit,)] = index.query(f"SELECT count(*) {rows}{_ONE_OF.format(every)}", parameters)
+            every = max(1, -(-hits // _READ), -(-every * fit // _COUNTED))
+            rows += _ONE_OF.format(every)
         else:
             # By its own choice, SQLite would read the rows of all samples.
             rows = rows.replace("FROM samples", "FROM samples INDEXED BY by_kind", 1)

@@ -75,11 +75,32 @@ def test_a_histogram_counts_the_rewards_of_each_step(index: RunIndex, monkeypatc
     assert results.histogram(index, read_filter("kind:train")) == told, "of very many too, by an index"
     words = read_filter("kind:train carry")  # which is in every answer, evaluations and dropped ones included
     assert results.histogram(index, words) == told, "and of very many that words find"
-    monkeypatch.setattr(results, "_READ", 20)
+    monkeypatch.setattr(results, "_COUNTED", 20)
     some = results.histogram(index, words)
     numbers = [number for (number,) in index.query("SELECT id FROM samples WHERE kind = 'train'")]
     assert some["every"] == 4
-    assert sum(map(sum, some["counts"])) == sum(number % 4 == 0 for number in numbers)
+    assert sum(map(sum, some["counts"])) == sum((number * 2654435761 % 2**32 >> 16) % 4 == 0 for number in numbers)
+    few = read_filter("kind:train carry step:1..3")  # of some 80 hits
+    assert results.histogram(index, few)["every"] == 2, "by what the filter finds"
+    monkeypatch.setattr(results, "_READ", 30)
+    assert results.histogram(index, few)["every"] == 3, "and by what is read for it"
+
+
+def test_a_histogram_of_one_in_so_many_counts_every_place_of_a_group_of_eight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain modulus by the size of a group, or by a part of it, would count the same answers of every group."""
+    index = opened(
+        make_run(tmp_path / "eights", 100, reward=lambda step, group, n: float((12 * step + 4 * group + n) % 8))
+    )
+    monkeypatch.setattr(queries, "COUNTED", 5)
+    for most in (160, 320):
+        monkeypatch.setattr(results, "_COUNTED", most)
+        told = results.histogram(index, read_filter("kind:train carry"))
+        places = [sum(column[n] for column in told["counts"]) for n in range(8)]
+        assert told["every"] > 1 and sum(places) == pytest.approx(1200 / told["every"], rel=0.2)
+        assert max(places) < 0.3 * sum(places), places
+    index.close()
 
 
 @pytest.mark.parametrize("most", [20_000, 100])
