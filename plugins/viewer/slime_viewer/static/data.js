@@ -211,6 +211,9 @@ export function short(value) {
   return size && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : value.toPrecision(4).replace(/\.?0+$/, "");
 }
 
+// Which of some rows has this key; the first, if none has.
+export const rowOf = (rows, key, name = "key") => Math.max(0, rows.findIndex(row => row[name] == key));
+
 // Scroll to something whose top is not in the window.
 export function reveal(selector) {
   const found = document.querySelector(selector);

@@ -1,6 +1,6 @@
 // A group: the answers to one prompt beside each other.
 import { useEffect } from "preact/hooks";
-import { address, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
+import { address, go, html, place, restate, reveal, rowOf, short, Trouble, useData, useKeys } from "slime/data";
 import { plain, visible } from "slime/signs";
 import { Copy } from "slime/texts";
 import { Reward, Rewards } from "slime/rewards";
@@ -20,14 +20,9 @@ export function Group({ id, run, parts: [key], version }) {
   const colours = useData("group_tokens", { run: id, key, column: col }).data;
   const samples = data?.samples || [];
   const best = samples.reduce((a, b) => ((b.reward ?? -1e9) > (a?.reward ?? -1e9) ? b : a), samples[0]);
-  const number = key =>
-    Math.max(
-      0,
-      samples.findIndex(one => one.key == key),
-    );
-  const now = number(at);
+  const now = rowOf(samples, at);
   const move = by =>
-    restate({ at: samples[Math.max(0, Math.min(samples.length - 1, number(place().params.at) + by))]?.key });
+    restate({ at: samples[Math.max(0, Math.min(samples.length - 1, rowOf(samples, place().params.at) + by))]?.key });
   useEffect(() => reveal("article.at"), [at, samples.length]);
   const file = key.split("/")[0];
   const walk = useWalk("group", id, samples[now]?.key, key);

@@ -1,6 +1,6 @@
 // The runs of a folder: one row each, new ones by themselves; a click opens one, and any number can be compared.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { address, get, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
+import { address, get, go, html, place, restate, reveal, rowOf, short, Trouble, useData, useKeys } from "slime/data";
 import { lasting } from "slime/axes";
 import { counted, stateWords } from "slime/verdict";
 import { visible } from "slime/signs";
@@ -34,11 +34,7 @@ export function Runs() {
   });
   const now = useRef(rows);
   now.current = rows;
-  const number = () =>
-    Math.max(
-      0,
-      now.current.findIndex(row => row.path == place().params.at),
-    );
+  const number = () => rowOf(now.current, place().params.at, "path");
   const opened = path => get("open", { path }).then(answer => answer.run);
   const open = path =>
     opened(path).then(

@@ -1,6 +1,6 @@
 // The table of samples, with its filter.
 import { useEffect, useState } from "preact/hooks";
-import { address, fixed, get, go, html, place, restate, reveal, short, Trouble, useData, useKeys } from "slime/data";
+import { address, fixed, get, go, html, place, restate, reveal, rowOf, short, Trouble, useData, useKeys } from "slime/data";
 import { visible } from "slime/signs";
 import { Marked } from "slime/texts";
 import { Histogram, Reward, Rewards } from "slime/rewards";
@@ -60,14 +60,9 @@ export function Samples({ id, run, version }) {
     if (!rows.length && more) setSeen(version);
   }, [version, more]);
   // The chosen row is known by its sample, which may move.
-  const number = key =>
-    Math.max(
-      0,
-      rows.findIndex(row => row.key == key),
-    );
-  const chosen = () => rows[number(place().params.at)];
-  const move = by =>
-    restate({ at: rows[Math.max(0, Math.min(number(place().params.at) + by, rows.length - 1))]?.key });
+  const number = () => rowOf(rows, place().params.at);
+  const chosen = () => rows[number()];
+  const move = by => restate({ at: rows[Math.max(0, Math.min(number() + by, rows.length - 1))]?.key });
   // What is in the address now: keys may come faster than this is drawn.
   const turn = by => restate({ page: Math.max(0, Math.min(pages - 1, +(place().params.page || 0) + by)) || "", at: "" });
   const order = by => restate({ sort: place().params.sort == by ? "-" + by : by, page: "", at: "" });
@@ -213,7 +208,7 @@ export function Samples({ id, run, version }) {
                     </tr>
                   `
                 : html`
-                    <tr key=${row.key} class=${"one" + (n == number(at) ? " at" : "")} onClick=${() => open(row)}>
+                    <tr key=${row.key} class=${"one" + (n == number() ? " at" : "")} onClick=${() => open(row)}>
                       <td><a href=${there(row)} onClick=${event => event.stopPropagation()}>${row.step ?? "·"}</a></td>
                       <td class="wide">${row.kind}${row.name && ` ${row.name}`}</td>
                       <td class="wide">${short(row.grp)}</td>
