@@ -20,8 +20,9 @@ _SECOND_DIFFERENCE, _MEDIAN = math.sqrt(1 + 4 + 1), 0.6745 * math.sqrt(1 + 4 + 1
 _HEIGHT = 12.0
 #: and at least this share of the values themselves; of shares of 1, this much
 _OF_VALUE, _OF_SHARE = 0.05, 0.2
-#: and, of values that touch zero, where a share of them says nothing, at least this: less is rounding
-_OF_ZERO = 1e-6
+#: and, of values that touch zero, where a share of them says nothing, at least this: less is rounding. The learning
+#: rate, which falls from about 1e-6 to zero, is more
+_OF_ZERO = 1e-8
 #: a change is clear if it is beyond so many deviations
 _CLEAR = 3.0
 

@@ -117,13 +117,17 @@ def plugin_differences(*runs: RunFolder) -> list[Difference]:
     if not all(isinstance(one, dict) for one in used):
         return []
     found = [one for one in differences(*used) if any(value is not None for value in one.values)]
-    replaced = tuple(one.name.removesuffix("id") for one in found if one.name.endswith(".id"))
+    replaced = tuple(one.name.removesuffix("id") for one in found if _told_by(one.name) == "id")
     return [
         one
         for one in found
-        if one.name.rpartition(".")[2] not in _PLACES
-        and (one.name.endswith(".id") or not one.name.startswith(replaced))
+        if (told := _told_by(one.name)) not in _PLACES and (told == "id" or not one.name.startswith(replaced))
     ]
+
+
+def _told_by(name: str) -> str:
+    """What an entry of plugins.json tells of a component, such as its `id`; nothing if it is one of its options."""
+    return "" if ".options." in name else name.rpartition(".")[2]
 
 
 def _is_seed(name: str) -> bool:
@@ -138,7 +142,7 @@ def told_apart(found: Sequence[Difference], names: Sequence[str]) -> list[str]:
     # What goes through the runs as another entry does is said once: the seed of the run and that of its rollouts.
     columns: dict[str, tuple[str, ...]] = {}
     for one in sorted(found, key=lambda one: _is_seed(one.name)):
-        values = tuple(_brief(value) for value in one.values)
+        values = _brief(one.values)
         if values not in columns.values():
             columns[one.name] = values
     ends = Counter(name.rpartition(".")[2] for name in columns)
@@ -150,9 +154,12 @@ def told_apart(found: Sequence[Difference], names: Sequence[str]) -> list[str]:
     ]
 
 
-def _brief(value: Any) -> str:
-    said = "none" if value is None else str(value)
-    return said if len(said) <= _LONG else f"…{said[-_LONG:]}"
+def _brief(values: Sequence[Any]) -> tuple[str, ...]:
+    """Values of one entry as short texts: fractions with six digits, unless that makes two of them the same."""
+    whole = ["none" if value is None else str(value) for value in values]
+    rounded = [f"{value:.6g}" if isinstance(value, float) else said for value, said in zip(values, whole, strict=True)]
+    told = rounded if len(set(rounded)) == len(set(whole)) else whole
+    return tuple(said if len(said) <= _LONG else f"…{said[-_LONG:]}" for said in told)
 
 
 def seed_sets(

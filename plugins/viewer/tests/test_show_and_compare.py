@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -144,7 +145,7 @@ def test_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
         tmp_path / "second", steps=14, reward=lambda *_: 0.0, config="[run]\nseed = 2\n\n[megatron]\nlr = 0.001\n"
     )
     used = json.loads((second / "plugins.json").read_text())
-    used["used"]["reward"]["options"] = {"strict": True}
+    used["used"]["reward"]["options"] = {"strict": True, "id": "mine", "url": "http://judge"}
     other = {"id": "mine/curriculum", "distribution": "mine", "options": {"key": "level", "note": None}}
     used["used"]["datasource"] = other
     (second / "plugins.json").write_text(json.dumps(used))
@@ -155,6 +156,7 @@ def test_two_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     rows = {words[0]: words[1:] for line in out.splitlines() if (words := line.split())}
     assert rows["run.seed"] == ["1", "->", "2"] and "megatron.lr" not in rows
     assert rows["reward.options.strict"] == ["·", "->", "True"]
+    assert rows["reward.options.id"][2] == "mine" and "reward.options.url" in rows, "options like any other"
     replaced = [name for name in rows if name.startswith("datasource.")]
     assert replaced == ["datasource.id"], "options of different components are not compared"
     # The means of the last ten steps that both have, 2 to 11.
@@ -241,6 +243,7 @@ def test_a_curve_is_drawn_from_the_means_of_its_parts() -> None:
     assert sparkline([0, 0, 7, 7], width=2) == "▁█"
     assert sparkline([], 40) == "" and sparkline([0, 0], 40) == "▁▁"
     assert set(sparkline([0, -4.7e-10, 0, 2e-10], 40)) <= {"▄", "▅"}, "rounding"
+    assert sparkline([5e-7, 3e-7, 1e-7, 0], 40) == "█▅▂▁", "a learning rate"
     assert sparkline([3, 3], 40) == "▅▅"  # a constant is not drawn as zero
     # A share that moves between 0 and 1 % stays at the bottom, and one close to 1 at the top.
     assert set(sparkline([0.0, 0.01] * 3, 40, share=True)) == {"▁"}
@@ -350,6 +353,9 @@ def test_runs_of_a_sweep_are_named_by_what_differs_and_their_seeds_belong_togeth
     ]
     other_plugin = Difference("reward.version", ("1", "2", "2"))
     assert [one["runs"] for one in seed_sets([*seeds, lr], [other_plugin], names)] == [[0], [1], [2]]
+    swept = Difference("megatron.lr", (0.00015000000000000001, 1.0, 1.00000001))
+    assert told_apart([swept], names) == ["lr 0.00015000000000000001", "lr 1.0", "lr 1.00000001"], "six digits are few"
+    assert told_apart([replace(swept, values=(0.1 + 0.2, 1 / 3, None))], names) == ["lr 0.3", "lr 0.333333", "lr none"]
     assert told_apart([lr], names) == ["a", "b", "lr 0.0005"], "two that would be called the same keep their names"
     same_end = Difference("critic.lr", (1, 2, 3))
     assert told_apart([lr, same_end], names)[0] == "megatron.lr 0.0001, critic.lr 1"
