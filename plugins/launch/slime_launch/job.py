@@ -24,6 +24,10 @@ _RECORD = "job.json"
 _SECRETS = "secrets.env"
 #: seconds between what `--preemption-timeout-s` grants and the moment when the cluster kills
 _MARGIN_S = 30
+#: seconds by which Slurm may send the signal of `--signal` too early: sbatch(1)
+_SLURM_EARLY_S = 60
+#: seconds that a run needs at the very least to start Ray, load the model and reach its first step
+_START_S = 60
 #: where pods and cloud machines find the run file
 MOUNTED = "/etc/slime"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch
@@ -211,13 +215,22 @@ def _require_plain(*folders: Path) -> None:
 
 
 def _require_time(job: Job) -> None:
-    """Check that a job is not warned of its end at its beginning: it would save and start again for ever."""
+    """Refuse a time limit that leaves a job no time to train.
+
+    A job gets SIGTERM some minutes before its time limit, so that it can save, and is then requeued. If the limit is so
+    short that SIGTERM comes while the run is still starting, no step is trained and the job is requeued endlessly.
+    A limit of 0 is Slurm's word for no limit.
+    """
     stated = job.options.time
-    if stated is not None and (seconds := seconds_of(stated)) is not None and seconds <= job.signal_s:
+    seconds = seconds_of(stated) if stated is not None else None
+    least = job.signal_s + _SLURM_EARLY_S + _START_S
+    if seconds and seconds < least:
         raise ConfigError(
-            f"--time {stated} is no more than the {job.signal_s} s before its end at which the job is asked to save"
-            f" (--preemption-timeout-s {job.config.checkpoint.preemption_timeout_s:g}, and {_MARGIN_S} s). Raise the"
-            " one, or lower the other"
+            f"--time {stated} leaves no time to train: it has to be at least {least} s. A job is asked to save"
+            f" {job.signal_s} s before its time is over (--preemption-timeout-s"
+            f" {job.config.checkpoint.preemption_timeout_s:g}, and {_MARGIN_S} s), Slurm may ask {_SLURM_EARLY_S} s"
+            f" earlier, and the run needs {_START_S} s or more to start. Raise --time, or lower"
+            " --preemption-timeout-s"
         )
 
 

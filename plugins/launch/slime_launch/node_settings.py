@@ -89,17 +89,29 @@ def choose(
 
 
 def past_proxies(address: str, head: str, names: Sequence[str]) -> str:
-    """What `no_proxy` has to be on a node with this address: what it is, and all nodes, as far as they are known."""
+    """The value of `no_proxy` with which calls between nodes use no proxy.
+
+    It keeps what `no_proxy` and `NO_PROXY` already exempt, and adds the nodes: the names, the addresses that they stand
+    for, and the network of this node.
+
+    Args:
+        address: Of this node.
+        head: HOST:PORT of the first node; empty on that node itself.
+        names: Of all nodes.
+    """
+    stated = [one.strip() for name in ("no_proxy", "NO_PROXY") for one in os.environ.get(name, "").split(",")]
+    if "*" in stated:
+        return "*"  # exempts every host, but urllib and others understand it only if it stands alone
     known = [address, str(_network_of(address)), head.rpartition(":")[0], *names]
     for name in names:
         with contextlib.suppress(OSError):
-            known += [str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET)]
-    stated = [one.strip() for one in variable("no_proxy").split(",")]
+            # Without the interface of a link-local address (`fe80::1%eth0`), which `no_proxy` cannot have.
+            known += [str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(name, None)]
     return ",".join(dict.fromkeys(one for one in [*stated, *known] if one))
 
 
 def _network_of(address: str) -> ipaddress.IPv4Network:
-    """Where the other nodes are, too, most probably."""
+    """The network that an address of this node belongs to: the other nodes are most likely in it too."""
     import psutil
 
     masks = (one.netmask for found in psutil.net_if_addrs().values() for one in found if one.address == address)

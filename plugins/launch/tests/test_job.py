@@ -63,6 +63,7 @@ def test_the_signal_comes_as_early_as_the_run_may_take_to_save(run_file: Path) -
     ("stated", "seconds"),
     [
         ("90", 5400),
+        ("0", 0),
         ("5:30", 330),
         ("1:00:01", 3601),
         ("2-1", 176_400),
@@ -77,10 +78,16 @@ def test_slurms_times_are_read(stated: str, seconds: int | None) -> None:
     assert seconds_of(stated) == seconds
 
 
-def test_a_job_that_would_be_warned_at_its_beginning_is_refused(run_file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--time 5:30 is no more than the 330 s before its end"):
-        job_of(run_file, time="5:30")
-    assert job_of(run_file, time="5:31").options.time == "5:31"
+@pytest.mark.parametrize("stated", ["1", "5:31", "7:29"])
+def test_a_time_in_which_a_run_would_only_start_and_save_is_refused(run_file: Path, stated: str) -> None:
+    # 330 s before the end it is asked to save, 60 s earlier at the worst, and 60 s are for its start.
+    with pytest.raises(ConfigError, match=rf"--time {stated} leaves no time to train: it has to be at least 450 s"):
+        job_of(run_file, time=stated)
+
+
+@pytest.mark.parametrize("stated", ["7:30", "8", "0", "0:00", "infinite"])
+def test_a_time_in_which_a_run_trains_is_taken(run_file: Path, stated: str) -> None:
+    assert job_of(run_file, time=stated).options.time == stated  # 0: without a limit
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,12 @@ def test_calls_to_nodes_go_past_proxies(monkeypatch: pytest.MonkeyPatch, capsys:
     for name in (*node_settings.PROXIES, "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    found = {"node-1": "10.2.0.1", "node-2": "10.3.0.2"}
+    found = {"node-1": ["10.2.0.1", "fd00::1"], "node-2": ["10.3.0.2", "fe80::2%eth0"]}
 
     def resolve(name: str, *_: object) -> list[Any]:
         if name not in found:
             raise socket.gaierror
-        return [(0, 0, 0, "", (found[name], 0))]
+        return [(0, 0, 0, "", (address, 0)) for address in found[name]]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     words = ["--interface", "lo", "--head", "10.2.0.1:6379", "--names", "node-1 node-2 node-3"]
@@ -101,11 +101,16 @@ def test_calls_to_nodes_go_past_proxies(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "no_proxy" not in capsys.readouterr().out
     monkeypatch.setenv("HTTP_PROXY", "http://me:k3y@proxy:1")
     monkeypatch.setenv("no_proxy", ".lab, 10.2.0.1")
+    monkeypatch.setenv("NO_PROXY", ".site,.lab")
     assert main(words) == 0
     said = capsys.readouterr()
-    past = ".lab,10.2.0.1,127.0.0.1,127.0.0.0/8,node-1,node-2,node-3,10.3.0.2"
+    past = ".lab,10.2.0.1,.site,127.0.0.1,127.0.0.0/8,node-1,node-2,node-3,fd00::1,10.3.0.2,fe80::2"
     assert f"export no_proxy={past}\nexport NO_PROXY={past}\n" in said.out
     assert said.err == f"slime launch: calls to nodes go past http_proxy: no_proxy is {past}\n"
+    # It exempts every host, and counts only if nothing else is in the variable.
+    monkeypatch.setenv("NO_PROXY", "*")
+    assert main(words) == 0
+    assert "export no_proxy='*'\nexport NO_PROXY='*'\n" in capsys.readouterr().out
 
 
 def test_infiniband_devices_that_are_up_are_found(tmp_path: Path) -> None:

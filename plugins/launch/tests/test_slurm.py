@@ -116,7 +116,7 @@ def test_a_signal_before_the_end_of_its_time_requeues_it(slurm: SlurmCluster) ->
     assert {path.name for path in (run / "launch").glob("attempt_*")} == {f"attempt_{number}_0", f"attempt_{number}_1"}
 
 
-#: how a job ends while it saves -> the commands that end it, before its number, and what continues it
+#: how a job ends while it saves -> the commands that end it, to which the job's number is added, and how it goes on
 ENDS = {
     "killed": ([["scancel", "--signal=KILL", "--full"], ["scancel"]], "launched again"),
     "cancelled, then requeued": ([["scancel"]], "requeued"),

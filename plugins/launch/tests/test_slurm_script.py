@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -64,6 +66,51 @@ def test_only_a_run_that_has_saved_and_was_not_cancelled_is_requeued(
         assert running.wait(60) == 143, said + running.stdout.read()
     asked = (tmp_path / "scontrol").read_text().splitlines()
     assert ("requeue 7" in asked) == requeues
+
+
+def test_a_step_that_ends_just_after_a_signal_has_its_own_code(own_run_file: Path, tmp_path: Path) -> None:
+    job = read_job(own_run_file, [], LaunchOptions(on="slurm", gpus_per_node=8), "2026-01-02_030405")
+    script = write_launch(job, "slurm.sh", render(job))
+    write_secrets(job)
+    # The script's answer to the signal lasts until this test reads: meanwhile the step ends.
+    attempt = job.launch / "attempt_7_0"
+    attempt.mkdir()
+    os.mkfifo(attempt / "stop")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in {
+        "srun": f"#!/bin/bash\necho $$ >{tmp_path}/step\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\nexit 0\n",
+        "scontrol": "#!/bin/bash\necho n1\n",
+    }.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+    running = subprocess.Popen(
+        ["bash", str(script)],
+        env={**os.environ, **slurm, "PATH": f"{programs}:{os.environ['PATH']}"},
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "step").exists() or not (step := (tmp_path / "step").read_text().strip()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)  # until the script waits
+        running.terminate()
+        time.sleep(0.2)  # until the signal is answered
+        (tmp_path / "go").touch()
+        while Path("/proc", step).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        descriptor = os.open(attempt / "stop", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            assert running.wait(60) == 0
+        finally:
+            os.close(descriptor)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait(60)
 
 
 def test_a_run_file_that_a_node_does_not_see_is_named_before_anything_starts(

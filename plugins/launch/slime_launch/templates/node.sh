@@ -108,11 +108,9 @@ lead() {
     fi
     sleep 1
   done
+  # A signal ends a wait early, with a code of its own. After the end, `wait` gives the code of the driver, which bash keeps.
+  while kill -0 "$run" 2>/dev/null; do wait "$run" || true; done
   wait "$run" || code=$?
-  while kill -0 "$run" 2>/dev/null; do # a signal ended the wait
-    code=0
-    wait "$run" || code=$?
-  done
 {%- if train_log %}
   [ "$code" -eq 0 ] || tail -n 20 "$attempt/train.log" >&2
 {%- endif %}

@@ -102,11 +102,9 @@ lead() {
     fi
     sleep 1
   done
+  # A signal ends a wait early, with a code of its own. After the end, `wait` gives the code of the driver, which bash keeps.
+  while kill -0 "$run" 2>/dev/null; do wait "$run" || true; done
   wait "$run" || code=$?
-  while kill -0 "$run" 2>/dev/null; do # a signal ended the wait
-    code=0
-    wait "$run" || code=$?
-  done
   [ "$code" -eq 0 ] || tail -n 20 "$attempt/train.log" >&2
   return "$code"
 }
@@ -135,11 +133,9 @@ srun --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=120 --cpu-bind=none --outpu
   bash -c "$(declare -f fail node lead)"'; rank=$SLURM_PROCID name=$SLURMD_NODENAME; node' &
 step=$!
 code=0
+# A signal ends a wait early, with a code of its own. After the end, `wait` gives the code of the step, which bash keeps.
+while kill -0 "$step" 2>/dev/null; do wait "$step" || true; done
 wait "$step" || code=$?
-while kill -0 "$step" 2>/dev/null; do # a signal ended the wait
-  code=0
-  wait "$step" || code=$?
-done
 saved=no
 if [ -s "$attempt/ended" ]; then
   code=$(<"$attempt/ended")
