@@ -54,11 +54,16 @@ child.kill()
 
 
 @pytest.fixture(autouse=True)
-def interruptible() -> Iterator[None]:
-    """SIGINT raises KeyboardInterrupt, also when a shell started the tests in the background, where it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def usual_handlers() -> Iterator[None]:
+    """As in a new process of a terminal: a shell that starts the tests in the background has SIGINT ignored, and a
+    library that an earlier test used in this process may have set a handler of SIGTERM."""
+    before = [
+        (signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler)),
+        (signal.SIGTERM, signal.signal(signal.SIGTERM, signal.SIG_DFL)),
+    ]
     yield
-    signal.signal(signal.SIGINT, before)
+    for signum, handler in before:
+        signal.signal(signum, handler)
 
 
 @pytest.mark.slow
