@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from proofs.chaos.bench import ChaosRun
 
@@ -185,8 +186,9 @@ class _Seen:
         self._said = len(run.text())
         self._noted = 0 if kind.notice is None else len(run.text(kind.notice[0]))
         self._spoiled = len(run.spoiled())
-        #: of the last start of the whole run: the lines of metrics before it, and its first step
-        self._rows, self._first = len(run.rows()), -1
+        #: of the last start of the whole run: the metrics before it, how many of them it keeps, and its first step
+        self._before: list[dict[str, Any]] = []
+        self._kept, self._first = len(run.rows()), -1
         self._started_at = 0
         self.restarts = self.repeated = 0
         self._resumed = False
@@ -226,7 +228,14 @@ class _Seen:
         self._run.resume()
 
     def _again(self, at: int) -> None:
-        self._rows, self._first, self._started_at = len(self._run.rows()), -1, at
+        self._before, self._first, self._started_at = self._run.rows(), -1, at
+
+    def _steps(self) -> list[int]:
+        """The steps done since the fault, or since the last start of the whole run."""
+        rows = self._run.rows()
+        if len(self._before) > self._kept and rows[: len(self._before)] == self._before:
+            return []  # the run has not set them aside yet
+        return [row["step"] for row in rows[self._kept :] if "time/step" in row]
 
     def recovered(self, fault: Injected) -> bool:
         """Whether every part is in service, and every step done that was to be done."""
@@ -246,11 +255,13 @@ class _Seen:
                 return False
             found = _FROM.search(text, self._started_at)
             self._first = int(found[1] or 0) if found else 0
-            self.repeated += max(run.steps()) + 1 - self._first
+            # An evaluation after exactly so many rollouts stays.
+            self._kept = sum(row["step"] < self._first + ("time/step" not in row) for row in self._before)
+            self.repeated += max(row["step"] for row in self._before if "time/step" in row) + 1 - self._first
         to_notice = self._kind.cures != "nothing" or self._kind.notice is not None
         waiting = to_notice and fault.found_s is None
         if self._kind.cures in ("run", "disk") and not self._resumed and not self.restarts:
             return False
-        done = self._first == run.allowed or run.allowed - 1 in run.steps(self._rows)
+        done = self._first == run.allowed or run.allowed - 1 in self._steps()
         spoiling = run.is_spoiling() and self._kind.cures != "part"
         return done and not out and not waiting and not spoiling

@@ -6,13 +6,14 @@ import json
 import random
 import re
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.support.tiny_models import make_tiny_model
 
 from proofs.chaos.__main__ import BEGIN, END, PAGE, page_with
 from proofs.chaos.bench import COMPONENTS, ChaosRun
-from proofs.chaos.kinds import KINDS, Injected
+from proofs.chaos.kinds import KINDS, Injected, _Seen
 from proofs.chaos.schedule import finish, inject_all, problems, schedule, steps_needed
 
 SEED, PROMPTS, SAMPLES, SAVE_INTERVAL = 7, 4, 2, 3
@@ -82,3 +83,46 @@ def test_the_rows_of_the_page_are_kinds_of_faults() -> None:
     measured = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
     names = re.findall(r"^\| ([^|]+) \| \d+ \|", measured, re.MULTILINE)
     assert set(names) <= {kind.name for kind in KINDS} and names
+
+
+class FakeRun:
+    """Stands in for a run that is killed: what it says and records is written by the test."""
+
+    def __init__(self) -> None:
+        self.allowed, self.said, self.recorded = 4, "", [_step(0), _step(1), _step(2), {"step": 2, "eval/set": 1.0}]
+
+    def text(self, log: str = "") -> str:
+        return "" if log else self.said
+
+    def rows(self) -> list[dict[str, Any]]:
+        return list(self.recorded)
+
+    def spoiled(self) -> list[float]:
+        return []
+
+    def is_spoiling(self) -> bool:
+        return False
+
+
+def _step(number: int, attempt: int = 1) -> dict[str, Any]:
+    return {"step": number, "time/step": 0.1, "attempt": attempt}
+
+
+def test_a_run_has_recovered_when_its_last_start_has_done_the_step() -> None:
+    """Though it has set aside what was recorded of the steps that it takes again."""
+    run = FakeRun()
+    [kind] = [one for one in KINDS if one.name == "kill -9 of Ray's GCS"]
+    seen, fault = _Seen(cast(ChaosRun, run), kind), Injected(kind, run.allowed)
+    run.recorded.append(_step(3))
+    assert not seen.recovered(fault)  # the step was done before the fault was noticed
+    run.said = "ending the run: the GCS\nrestart 1 of 9, from saved/rollout_000002, 2 rollouts are repeated\n"
+    assert seen.noticed() and not seen.recovered(fault)
+    fault.found_s = 0.1
+    run.said += "run outputs/run, ready after 9 s\n"
+    assert not seen.recovered(fault)  # nothing is set aside yet: steps 2 and 3 are those of before
+    del run.recorded[4], run.recorded[2]
+    assert run.recorded == [_step(0), _step(1), {"step": 2, "eval/set": 1.0}] and not seen.recovered(fault)
+    run.recorded.append(_step(2, attempt=2))
+    assert not seen.recovered(fault)
+    run.recorded.append(_step(3, attempt=2))
+    assert seen.recovered(fault) and seen.repeated == 2
