@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +41,7 @@ max-total-tokens = 16384
 [run]
 run-name = "{name}"
 """
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SLIME = str(Path(sys.executable).with_name("slime"))
 #: both nodes, on CPUs
 ON = ("--on", "slurm", "--gpus-per-node", "0", "--nodes", "2", "--cpus-per-node", "2")
@@ -97,6 +100,33 @@ def test_a_run_is_stopped_after_it_has_saved_and_goes_on_to_its_end(slurm: Slurm
     # Both nodes had a part in it, in this order or the other.
     (first, *_) = sorted((run / "launch").glob("attempt_*"))
     assert {path.name for path in first.glob("node-*.log")} == {"node-0.log", "node-1.log"}
+
+
+def test_the_run_file_of_the_quickstart_runs_as_it_is(slurm: SlurmCluster) -> None:
+    """And gets as far as on one machine, whose test asks for as much."""
+    folder = slurm.folder.parent
+    for part in ("common", "quickstart"):
+        shutil.copytree(EXAMPLES / part, folder / "examples" / part)
+    for script, made in (("make_model", "model"), ("make_data", "data")):
+        script_of(folder, sys.executable, f"examples/quickstart/{script}.py", f"outputs/quickstart/{made}")
+    script_of(folder, SLIME, "train", "examples/quickstart/warm_start.toml", "--run-name", "warm-start")
+    words = ["launch", "examples/quickstart/grpo.toml", *ON, "--", "--run-name", "from-the-file"]
+    done = slurm.call(SLIME, *words, where=folder)
+    assert done.returncode == 0, done.stderr
+    run = folder / "outputs" / "from-the-file"
+    show = lambda: slurm.states() + asked(slurm, run, "--logs")  # noqa: E731 - of this run
+    wait_until(lambda: "COMPLETED" in asked(slurm, run, "--status"), 900, "end", show)
+    assert steps(run) == list(range(18))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    accuracy = [row["eval/held_out"] for row in rows if "eval/held_out" in row]
+    assert accuracy[0] < 0.4 and accuracy[-1] >= 0.6
+    assert (folder / "outputs" / "quickstart" / "trained" / "config.json").is_file()
+
+
+def script_of(folder: Path, *words: str) -> None:
+    """Run a command on this machine, in the folder."""
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_signal_before_the_end_of_its_time_requeues_it(slurm: SlurmCluster) -> None:
