@@ -39,20 +39,15 @@ def test_only_a_run_that_has_saved_and_was_not_cancelled_is_requeued(
     job = read_job(own_run_file, [], LaunchOptions(on="slurm", gpus_per_node=8), "2026-01-02_030405")
     script = write_launch(job, "slurm.sh", render(job))
     write_secrets(job)
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name, text in {
+    scripts = {
         "srun": _SRUN.format(ends='echo 143 >"$attempt/ended"' if saves else ":"),
         "squeue": f"#!/bin/bash\necho {state}\n",
         "scontrol": f'#!/bin/bash\necho "$@" >>{tmp_path}/scontrol\necho n1\n',
         "sleep": "#!/bin/bash\n",
-    }.items():
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+    }
     with subprocess.Popen(
         ["bash", str(script)],
-        env={**os.environ, **slurm, "PATH": f"{programs}:{os.environ['PATH']}"},
+        env=_of_job_7(tmp_path / "programs", scripts),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -76,18 +71,13 @@ def test_a_step_that_ends_just_after_a_signal_has_its_own_code(own_run_file: Pat
     attempt = job.launch / "attempt_7_0"
     attempt.mkdir()
     os.mkfifo(attempt / "stop")
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name, text in {
+    scripts = {
         "srun": f"#!/bin/bash\necho $$ >{tmp_path}/step\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\nexit 0\n",
         "scontrol": "#!/bin/bash\necho n1\n",
-    }.items():
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+    }
     running = subprocess.Popen(
         ["bash", str(script)],
-        env={**os.environ, **slurm, "PATH": f"{programs}:{os.environ['PATH']}"},
+        env=_of_job_7(tmp_path / "programs", scripts),
         start_new_session=True,
     )
     try:
@@ -132,3 +122,13 @@ def test_a_run_file_that_a_node_does_not_see_is_named_before_anything_starts(
         line.startswith(f"slime launch: node n1: {job.run_dir}")
         and "cannot be read here: --output-dir has to be" in line
     )
+
+
+def _of_job_7(folder: Path, scripts: dict[str, str]) -> dict[str, str]:
+    """The environment of a job's script, in which these scripts stand in for Slurm's programs."""
+    folder.mkdir()
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+    return {**os.environ, **slurm, "PATH": f"{folder}:{os.environ['PATH']}"}
