@@ -124,7 +124,8 @@ def test_a_run(tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch, scre
     monkeypatch.chdir(tmp_path)
     folder = Path("outputs/mine")
     folder.mkdir(parents=True)
-    monkeypatch.setattr(RunObserver, "seconds", 8.2)
+    for name in ("seconds", "attempt_seconds"):
+        monkeypatch.setattr(RunObserver, name, 8.2)
     monkeypatch.setattr(observing, "gibibytes", lambda _: "2.5 GiB")
     file = io.StringIO()
     observer = RunObserver(RunConfig(rollout=RolloutOptions(num_rollout=3, rollout_batch_size=4)), folder, file=file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -118,6 +119,20 @@ def test_the_loss_of_a_node_whose_engine_was_missed_first_is_one_restart(tmp_pat
         observer.restarting("it", None)
         assert observer.restarts.total() == counted
         observer.run_finished("failed")
+
+
+def test_a_restarted_run_says_how_long_its_own_start_took(tmp_path: Path) -> None:
+    observer, out, _ = observe(tmp_path)
+    observer._started -= 5000.0  # as if it had run so long
+    observer._attempt_started -= 5000.0
+    observer.restarting("it", None)
+    observer.run_started(observer._config, tmp_path)
+    observer.run_finished("finished")
+    ready, ended = (
+        re.search(rf"{words} ([\d.]+) s", " ".join(out.getvalue().split())) for words in ("after", "steps,")
+    )
+    assert ready is not None and float(ready[1]) < 1000.0
+    assert ended is not None and float(ended[1]) >= 5000.0
 
 
 def test_restarts_are_lines_metrics_and_a_fact_of_the_end(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class RunObserver:
         self._metrics: MetricsWriter | None = None
         self._trackers: list[TrackerThread] = []
         self._memory = PeakMemory().start()
-        self._started = time.monotonic()
+        self._started = self._attempt_started = time.monotonic()
         self._waiting_for, self._told_at = "", self._started
         self._steps = 0
         #: rollouts that were trained on when the present attempt began, and are now
@@ -128,6 +128,11 @@ class RunObserver:
         """Seconds since the observer was created."""
         return time.monotonic() - self._started
 
+    @property
+    def attempt_seconds(self) -> float:
+        """Seconds since the present attempt at the run began."""
+        return time.monotonic() - self._attempt_started
+
     # --- events ------------------------------------------------------------------------------------
 
     def starting(self, what: str) -> None:
@@ -150,7 +155,8 @@ class RunObserver:
             elif quiet_s >= STILL_EVERY_S:
                 self._told_at = time.monotonic()
                 last = last_log_line(self._run_dir / "logs")
-                self.terminal.say((f"  {self.seconds:.0f} s: starting {part}{f'; {last}' if last else ''}", "dim"))
+                text = f"  {self.attempt_seconds:.0f} s: starting {part}{f'; {last}' if last else ''}"
+                self.terminal.say((text, "dim"))
 
     def resumed(self, path: Path, done: int) -> None:
         """The run continues from the checkpoint at `path`, saved after `done` rollouts."""
@@ -184,7 +190,7 @@ class RunObserver:
             cause: What ended it, in one line.
             saved: The checkpoint that it continues from, and its number of rollouts; None if this run has written none.
         """
-        self.saved = saved
+        self.saved, self._attempt_started = saved, time.monotonic()
         begins = self._began if saved is None else saved[0]
         repeated, self._done = max(0, self._done - begins), begins
         start = "where it began" if saved is None else str(saved[1])
@@ -233,7 +239,7 @@ class RunObserver:
         rollout = config.rollout
         description = (
             f"{rollout.num_rollout} rollouts of {rollout.rollout_batch_size} prompts"
-            f" x {rollout.n_samples_per_prompt} samples, ready after {self.seconds:.1f} s"
+            f" x {rollout.n_samples_per_prompt} samples, ready after {self.attempt_seconds:.1f} s"
         )
         if config.names_layers:
             description += f", layers: {config.layer_backend}"
