@@ -68,11 +68,11 @@ faults: install
 kill-points: install
 	$(BIN)/python -m proofs.kill_points --write
 
-# 5,000 steps of a tiny run: does anything in it grow after its warm-up? (Half an hour.)
+# 5,000 steps of a tiny run: does anything in it grow after its warm-up? (A quarter of an hour.)
 soak: install
 	$(BIN)/python -m proofs.soak
 
-# A hundred faults in one run, which must end as the run without them; writes the other table of docs/reliability.md (about half an hour).
+# A hundred faults in one run, which must end as the run without them; writes the other table of docs/reliability.md (a quarter of an hour).
 # CHAOS="--seed 2 --count 200" chooses others.
 chaos: install
 	$(BIN)/python -m proofs.chaos --write $(CHAOS)

@@ -106,9 +106,14 @@ def print_last_passed() -> None:
 
 
 def commit() -> str:
-    """The commit that is checked out; with `+` if files differ from it."""
-    words = ["git", "describe", "--always", "--abbrev=10", "--dirty=+"]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    """The commit that is checked out; with `+` if files differ from it, other than the record itself."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    record = LAST_PASSED.relative_to(ROOT)
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{record}")
+    return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
 
 
 if __name__ == "__main__":
