@@ -25,7 +25,9 @@ from proofs.mutants.changes import Change, candidates
 from proofs.mutants.copied import ROOT, Copy
 
 #: the first tests of an area: those that start neither engines nor ranks; a change that makes one hang is noticed soon
-QUICK = ("-m", "not engine and not slow", "--timeout=60")
+QUICK = ("-m", "not engine and not slow and not nightly", "--timeout=60")
+#: the same files' other tests, which come next
+LATER = ("-m", "(engine or slow) and not nightly")
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 
@@ -115,7 +117,7 @@ def report(
     """
     tried: set[str] = set()
     for number, mutant in enumerate(mutants, 1):
-        tests, start = areas[mutant.area].tests[: 1 if quick else None], time.monotonic()
+        tests, start = areas[mutant.area].tests, time.monotonic()
         reason = known.get((mutant.file, mutant.before, mutant.after))
         if reason is not None:
             print(f"{number:3}  equivalent  {mutant}\n    {reason}", flush=True)
@@ -126,7 +128,9 @@ def report(
             if failed:
                 raise SystemExit(f"{mutant.area}: without any change, {failed}")
         with copy.changed(mutant.file, mutant.change):
-            stages = [(*QUICK, *tests[0]), *tests[1:]]
+            stages = [(*QUICK, *tests[0])]
+            if not quick:
+                stages += [(*LATER, *tests[0]), *(("-m", "not nightly", *more) for more in tests[1:])]
             killer = next((failed for stage in stages if (failed := copy.first_failure(*stage))), None)
         seconds = f"{time.monotonic() - start:.0f} s"
         verdict = f"SURVIVED {seconds}" if killer is None else f"killed in {seconds}"

@@ -317,3 +317,29 @@ class Whole(PipelineSchedule):
 def test_scores_are_the_heads_first_vector_for_each_micro_batch() -> None:
     micro_batches: list[Any] = [SimpleNamespace(tokens=torch.tensor([n]), slots=None) for n in (1, 10)]
     assert [part.tolist() for part in Whole().score(micro_batches)] == [[2], [20]]
+
+
+PARALLEL = "slime.train.schedule.parallel_state"
+
+
+@pytest.mark.parametrize(("stages", "chunks", "kept"), [(1, 1, 1), (2, 1, 4), (2, 2, 8)])
+def test_attention_plans_are_kept_while_a_backward_pass_may_need_them(
+    stages: int, chunks: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{PARALLEL}.get_pipeline_model_parallel_world_size", lambda: stages)
+    monkeypatch.setattr(f"{PARALLEL}.get_context_parallel_group", lambda: None)
+
+    class Chunk(torch.nn.Module):
+        def forward(self, tokens: Any, *_: Any, packed_seq_params: Any) -> Any:
+            packed_seq_params.plan = packed_seq_params.plan or "masks"
+            return tokens
+
+    settings: Any = SimpleNamespace(transformer=SimpleNamespace(params_dtype=torch.float32))
+    schedule = PipelineSchedule(settings, [Chunk() for _ in range(chunks)], lambda *_: ())
+    micro_batches: list[Any] = [
+        SimpleNamespace(tokens=n, positions=n, routed=None, packed=SimpleNamespace(plan=None)) for n in range(10)
+    ]
+    for micro_batch in micro_batches:
+        for chunk in schedule._chunks:
+            schedule._run(chunk, micro_batch)
+    assert [one.packed.plan for one in micro_batches] == [None] * (10 - kept) + ["masks"] * kept
