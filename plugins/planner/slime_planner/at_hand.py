@@ -44,7 +44,7 @@ def plan_at_hand(
         config = config.with_options("rollout", rollout_max_prompt_len=longest_prompt)
     cluster, of_what = cluster_at_hand(config, find_devices(), with_engines=with_engines)
     title = config.checkpoint.hf_checkpoint or model.family
-    plan = fleet_plan(config, described(title, model), cluster, Rates(), critic=critic)
+    plan = fleet_plan(config, described(title, model, config), cluster, Rates(), critic=critic)
     lines = {"planned for": [f"{cluster}: {of_what}"], "memory": [*memory_lines(plan)]}
     if with_engines:
         lines["memory"] += engine_lines(plan)
@@ -62,7 +62,7 @@ def host_at_hand(config: RunConfig) -> tuple[float, float]:
     if model is None:
         return 0.0, 0.0
     held = rank_memory(config, model)
-    need = host_need(config, described(str(config.checkpoint.hf_checkpoint), model), held)
+    need = host_need(config, described(str(config.checkpoint.hf_checkpoint), model, config), held)
     if config.on_gpu:
         return need.total, need.routes
     options = config.cluster

@@ -13,6 +13,7 @@ from slime.config import RunConfig
 from slime.errors import ConfigError, did_you_mean
 from slime.plugin.architecture import Architecture, Rule, Shape
 from slime.weights.hf_config import read_hf_config
+from slime.weights.lora import lora_of
 from slime.weights.models import Models
 from slime_planner.predicted_memory import LayerWeights, kinds_of
 
@@ -60,35 +61,45 @@ def planned_model(name: str, config: RunConfig) -> PlannedModel:
     title, hf_config = model_config(name)
     models = Models.installed(config)
     whole = models.as_trained(models.describe(hf_config))
-    joined = whole
-    if not config.lora.asked:  # adapters are found by the names of modules
-        joined = replace(whole, rules=_joined(whole.rules))
-        if (more := whole.predicting) is not None:
-            joined = replace(joined, predicting=replace(more, rules=_joined(more.rules)))
-    return replace(described(title, joined), tensors=sum(len(rule.hf) for rule in whole.rules))
+    adapted = config.lora.asked
+    joined = replace(whole, rules=_joined(whole.rules, adapted=adapted))
+    if (more := whole.predicting) is not None:
+        joined = replace(joined, predicting=replace(more, rules=_joined(more.rules, adapted=adapted)))
+    return replace(described(title, joined, config), tensors=sum(len(rule.hf) for rule in whole.rules))
 
 
-def described(title: str, model: Architecture) -> PlannedModel:
-    """A model that is known already."""
+def described(title: str, model: Architecture, config: RunConfig) -> PlannedModel:
+    """A model that is known already, as a run trains it."""
     parameters = sum(math.prod(shape) for rule in model.rules for shape in rule.shapes)
-    return PlannedModel(title, model, parameters, sum(len(rule.hf) for rule in model.rules), kinds_of(model))
+    kinds = kinds_of(model, lora_of(config.lora, model))
+    return PlannedModel(title, model, parameters, sum(len(rule.hf) for rule in model.rules), kinds)
 
 
-def _joined(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The same numbers in few rules: one for all tensors of a layer that are divided, multiplied and stored alike."""
+def _joined(rules: tuple[Rule, ...], *, adapted: bool) -> tuple[Rule, ...]:
+    """The same numbers in few rules: one for all tensors of a layer that are divided, multiplied and stored alike.
+
+    Of a model with adapters, only those of experts: adapters are found by the names of modules, and no expert has one.
+    """
     alone: list[Rule] = []
     first: dict[tuple[object, ...], Rule] = {}
     numbers: dict[tuple[object, ...], int] = {}
     sizes: dict[tuple[Shape, ...], int] = {}
+    #: parameter of an engine, in which the experts of a layer are stacked -> their key, and the numbers of one
+    stacked: dict[str, tuple[tuple[object, ...], int]] = {}
     for rule in rules:
-        if rule.layout != "concat":
+        if rule.expert is not None and rule.engine in stacked:  # nearly all of the tensors of a large model
+            key, size = stacked[rule.engine]
+            numbers[key] += size
+            continue
+        if rule.layout != "concat" or (adapted and rule.expert is None):
             alone.append(rule)
             continue
         shapes, name = rule.shapes, rule.megatron
         if shapes not in sizes:
             sizes[shapes] = sum(map(math.prod, shapes))
-        if rule.expert is not None:  # nearly all of the tensors of a large model
-            key: tuple[object, ...] = (name.partition(".local_experts.")[0], rule.parallel_dim is None, len(shapes[0]))
+        if rule.expert is not None:
+            key = (name.partition(".local_experts.")[0], rule.parallel_dim is None, len(shapes[0]))
+            stacked[rule.engine] = key, sizes[shapes]
         else:
             place = name.split(".", 3)[:3]
             key = (*place, rule.parallel_dim is None, len(shapes[0]), ".mlp." in name, name.partition(".router.")[2])

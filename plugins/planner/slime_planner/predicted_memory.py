@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -50,10 +50,12 @@ class LayerWeights:
     Attributes:
         rule: One of them.
         layers: The layers that have one each; empty if it is in no layer.
+        adapters: What is trained in its place; None: the tensor itself.
     """
 
     rule: Rule
     layers: tuple[int, ...]
+    adapters: tuple[Rule, ...] | None
 
     def by_stage(self, stages: Sequence[int], pipeline: int, *, tied: bool) -> Mapping[int, int]:
         """Pipeline stage -> how many of them its ranks hold.
@@ -75,16 +77,24 @@ class LayerWeights:
         return self.rule.megatron.startswith(_PREDICTING)
 
 
-def kinds_of(model: Architecture) -> list[LayerWeights]:
+def kinds_of(model: Architecture, lora: Lora | None) -> list[LayerWeights]:
     """The tensors of a model by kind, so that what a layer needs is worked out once and not for every layer."""
     found: dict[tuple[object, ...], tuple[Rule, list[int]]] = {}
+    adapted = {f"{module}.weight" for module in lora.modules} if lora is not None else set()
     for rule in model.rules:
         layer = _LAYER.match(rule.megatron)
-        key = (rule.megatron[layer.end() :] if layer else rule.megatron, layer is None, *rule.hf.values())
+        chosen = [name in adapted for name in rule.hf]
+        key = (rule.megatron[layer.end() :] if layer else rule.megatron, layer is None, *rule.hf.values(), *chosen)
         _, layers = found.setdefault(key, (rule, []))
         if layer:
             layers.append(int(layer[1]))
-    return [LayerWeights(rule, tuple(layers)) for rule, layers in found.values()]
+
+    def adapters(rule: Rule) -> tuple[Rule, ...] | None:
+        if lora is None:
+            return None
+        return adapter_rules(rule, lora) if not adapted.isdisjoint(rule.hf) else ()
+
+    return [LayerWeights(rule, tuple(layers), adapters(rule)) for rule, layers in found.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +136,11 @@ def rank_memory(
         critic: Whether a critic is trained beside the policy: the same model with one output.
         kinds: What `kinds_of` says of the model, if that is known already.
     """
-    kinds = kinds or kinds_of(model)
-    lora = lora_of(config.lora, model)
-    policy = _model_memory(config, model, kinds, lora)
+    kinds = kinds or kinds_of(model, lora_of(config.lora, model))
+    policy = _model_memory(config, model, kinds)
     if not critic:
         return policy
-    values = _model_memory(config, model, kinds, None, output=False)
+    values = _model_memory(config, model, [replace(one, adapters=None) for one in kinds], output=False)
     return [one + other for one, other in zip(policy, values, strict=True)]
 
 
@@ -261,7 +270,7 @@ def gpu_bytes() -> int | None:
 
 
 def _model_memory(
-    config: RunConfig, model: Architecture, kinds: Sequence[LayerWeights], lora: Lora | None, *, output: bool = True
+    config: RunConfig, model: Architecture, kinds: Sequence[LayerWeights], *, output: bool = True
 ) -> list[RankMemory]:
     stated = config.megatron
     tensor, pipeline = (int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline"))
@@ -277,17 +286,16 @@ def _model_memory(
     if not stated.get("use_distributed_optimizer", stated.get("optimizer", "adam") == "adam"):
         copies = dict.fromkeys(copies, 1)
 
-    def of_rank(rule: Rule) -> RankMemory:
+    def of_rank(tensors: LayerWeights) -> RankMemory:
+        rule, adapters = tensors.rule, tensors.adapters
         is_expert = rule.expert is not None
         # The experts are divided evenly among the expert-parallel ranks.
         divided = expert * expert_tensor if is_expert else tensor
         held = _held(rule, config, divided) / (expert if is_expert and rule.parallel_dim is None else 1)
-        trained = 0.0 if lora is not None else held
-        if lora is not None and any(name.removesuffix(".weight") in lora.modules for name in rule.hf):
-            trained = sum(_held(one, config, tensor) for one in adapter_rules(rule, lora))
+        trained = held if adapters is None else sum(_held(one, config, tensor) for one in adapters)
         if rule.megatron.endswith(FROZEN):
             return RankMemory(held * 4, 0.0, 0.0)
-        weights = held * (weight + _fp8_copies(rule, stated)) + (trained * weight if lora is not None else 0)
+        weights = held * (weight + _fp8_copies(rule, stated)) + (trained * weight if adapters is not None else 0)
         once = trained / copies[is_expert]
         return RankMemory(weights, trained * gradient, once * state, once * host_state)
 
@@ -297,7 +305,7 @@ def _model_memory(
         rule = tensors.rule
         if rule.megatron.startswith((_OUTPUT, _PREDICTING)) and not output:
             continue
-        one = of_rank(rule)
+        one = of_rank(tensors)
         for stage, count in tensors.by_stage(layers, pipeline, tied=output and _tied(model)).items():
             found[stage] += one.times(count)
     if model.predicts and output and pipeline > 1:

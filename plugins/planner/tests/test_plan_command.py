@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from tests.model_scripts.test_model_scripts import NAMES, PUBLISHED
 
-from slime.config import RunConfig
+from slime.config import RunConfig, read_config
 from slime.errors import ConfigError
+from slime.weights.models import Models
 from slime_planner.cluster import GIB, described_cluster
-from slime_planner.known_models import known_names, planned_model
+from slime_planner.known_models import described, known_names, model_config, planned_model
 from slime_planner.pipeline_stages import stage_of_layers
 from slime_planner.plan_command import run, stated_config
+from slime_planner.predicted_memory import rank_memory
 
 sys.path.insert(0, str(Path(__file__).parent))
 from published_runs import ROWS, Row, fleet_table, planned, table
@@ -127,6 +129,18 @@ def test_a_pipeline_layout_by_hand() -> None:
 def test_bad_input_is_named(words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(words.split())
+
+
+@pytest.mark.parametrize("words", ["", "--lora-rank 16"])
+def test_a_model_is_planned_in_few_tensors_with_the_same_memory(words: str) -> None:
+    stated = f"{words} --bf16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 3 --actor-num-nodes 3"
+    config = read_config(f"{stated} --actor-num-gpus-per-node 8 --expert-model-parallel-size 4".split())
+    planned = planned_model("moonlight-16B-A3B", config)
+    whole = described(planned.name, Models.installed(config).describe(model_config(planned.name)[1]), config)
+    assert (planned.parameters, planned.tensors) == (whole.parameters, whole.tensors)
+    assert len(planned.architecture.rules) < len(whole.architecture.rules) / 5
+    few, all_of = (rank_memory(config, one.architecture, kinds=one.kinds) for one in (planned, whole))
+    assert few == all_of
 
 
 def test_what_does_not_fit_says_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,6 +124,13 @@ def test_adapters_alone_have_gradients() -> None:
     assert (memory.weights, memory.optimizer) == (2 * (numbers + adapters), 12 * adapters)
 
 
+def test_an_adapter_of_one_layer_is_predicted_although_other_layers_are_alike() -> None:
+    model = layouts.architecture(layouts.published("qwen3-8B"))
+    [memory] = rank_memory(config_of("--lora-rank 16 --lora-targets model.layers.3.self_attn.q_proj"), model)
+    # A for the query projection, and B for all of what Megatron joins with it.
+    assert memory.gradients == 4 * 16 * (4096 + 4096 + 2 * 1024)
+
+
 def test_a_critic_takes_nearly_as_much_as_the_policy() -> None:
     model = layouts.architecture(layouts.published("qwen3-8B"))
     config = config_of("--bf16")
