@@ -334,7 +334,9 @@ def _optimizer_state(config: RunConfig) -> tuple[float, float]:
     if not stated.get("optimizer_cpu_offload"):
         return device, 0.0
     offloaded = float(stated.get("optimizer_offload_fraction", 1.0))
-    return device * (1 - offloaded), _HOST_STATE * offloaded
+    # Unless the optimizer chooses its types, the float32 copy of the weights stays, and is copied.
+    stays = 4 if half and not stated.get("use_precision_aware_optimizer") else 0
+    return stays + (device - stays) * (1 - offloaded), _HOST_STATE * offloaded
 
 
 def _fp8_copies(rule: Rule, stated: Mapping[str, Any]) -> int:

@@ -255,7 +255,8 @@ def rollout_seconds(
     """Of the generation of a batch: until the longest response ends.
 
     Lengths are spread so that the share of responses still running falls from 1 to 0 at the longest, with the mean of
-    the work. Those that the cache has no room for wait.
+    the work. Those that the cache has no room for wait. An asynchronous run generates several
+    rollouts together (--async-buffer-size), and each takes its share of the time.
 
     Args:
         config: The run.
@@ -267,7 +268,8 @@ def rollout_seconds(
     """
     weights, room = engine.weights, max(1, engine.tokens)
     engines = max(1, config.num_engines)
-    each = math.ceil(work.samples / engines)
+    together = config.rollout.async_buffer_size if config.rollout.async_mode else 1
+    each = math.ceil(together * work.samples / engines)
     fall = max(0.0, work.longest / max(1.0, work.response) - 1)
     seconds = 0.0
     step = work.longest / _PARTS
@@ -277,7 +279,8 @@ def rollout_seconds(
         length = work.prompt + done
         running = max(min(asked, room / length), 1e-9)
         waits = max(1.0, asked / running)
-        seconds += step * waits * decode_seconds(config, model, cluster, rates, max(running, 1.0), length, weights)
+        decode = decode_seconds(config, model, cluster, rates, max(running, 1.0), length, weights)
+        seconds += step / together * waits * decode
     if drafting_layers(config, model.architecture) or config.sglang.get("speculative_algorithm"):
         seconds /= rates.speculation
     sizes = model.architecture.transformer

@@ -101,6 +101,17 @@ def test_optimizers_on_the_host_and_of_chosen_types() -> None:
     host = planned("qwen3-8B", "1 x 8xH100", f"{layout} --use-precision-aware-optimizer --optimizer-cpu-offload")
     assert host.stages[0].memory.optimizer == 0
     assert host.host.optimizer == pytest.approx(4 * usual.optimizer * 16 / 12)
+    # An optimizer that does not choose its types keeps the float32 weights on the device, and has a copy of them.
+    kept = planned("qwen3-8B", "1 x 8xH100", f"{layout} --optimizer-cpu-offload").stages[0].memory
+    assert (kept.optimizer, kept.host) == (pytest.approx(usual.optimizer * 4 / 12), usual.optimizer * 16 / 12)
+
+
+def test_rollouts_that_are_generated_together_take_as_long_as_one_of_all_their_samples() -> None:
+    layout = "--tensor-model-parallel-size 2 --actor-num-gpus-per-node 4 --rollout-batch-size"
+    together = planned("qwen3-8B", "1 x 8xH100", f"{layout} 16 --async --async-buffer-size 4")
+    alone, four = (planned("qwen3-8B", "1 x 8xH100", f"{layout} {prompts}") for prompts in (16, 64))
+    assert together.generating == pytest.approx(four.generating / 4)
+    assert together.generating < alone.generating
 
 
 def test_a_pipeline_layout_by_hand() -> None:
