@@ -1,12 +1,15 @@
-"""The bytes that autograd keeps for the backward pass, as they come and go."""
+"""Bytes of tensors as they come and go: of those that autograd keeps for the backward pass, and of all."""
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class SavedTensors:
@@ -54,3 +57,36 @@ class _Held:
     def __del__(self) -> None:
         if self._counted:
             self._counter.change(self.tensor.untyped_storage(), -1)
+
+
+class NewTensors(TorchDispatchMode):
+    """Counts the storages of tensors that operations return, each once, while they are alive.
+
+    Args:
+        there: Tensors that do not count, since they are there before.
+    """
+
+    def __init__(self, there: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self._there = {one.untyped_storage().data_ptr() for one in there}
+        self._now = 0
+        self.peak = 0  #: bytes at most at one time
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        self.peak = max(self.peak, self._now)
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address not in self._there:
+            self._there.add(address)
+            self._now += size
+            weakref.finalize(storage, self._forget, address, size)
+
+    def _forget(self, address: int, size: int) -> None:
+        self._there.discard(address)
+        self._now -= size

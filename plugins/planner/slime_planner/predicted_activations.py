@@ -43,7 +43,7 @@ class Activations:
 
     kept: float  #: of all micro-batches in flight, from the forward pass
     again: float  #: of the layers or modules that the backward pass computes again at a time
-    gradients: float  #: of activations, of a layer in its backward pass
+    gradients: float  #: of activations and of experts' matrices, of a layer in its backward pass
 
     @property
     def backward(self) -> float:
@@ -116,7 +116,9 @@ def activation_memory(
     pipeline = int(stated.get("pipeline_model_parallel_size", 1))
     virtual = virtual_stages(config, len(stages))
     found = []
-    gradients = max(rank.gradients(mixture) for mixture in kinds)
+    gradients = max(
+        rank.gradients(mixture) * micro_batch.tokens + (rank.of_experts() if mixture else 0) for mixture in kinds
+    )
     for stage in range(pipeline):
         layers = [kinds[mixture] for mixture, here in zip(mixed, stages, strict=True) if here == stage]
         if stage == pipeline - 1 and model.predicts and model.predicting is not None:
@@ -132,7 +134,7 @@ def activation_memory(
         kept *= flying
         if stage == pipeline - 1:  # the final norm, and the rows that the output layer reads
             kept += sum(one.size for one in rank.norm(rank.width)) + rank.width * rank.bytes
-        found.append(Activations(*(size * micro_batch.tokens for size in (kept, again, gradients))))
+        found.append(Activations(kept * micro_batch.tokens, again * micro_batch.tokens, gradients))
     return found
 
 
@@ -186,10 +188,12 @@ class _Rank:
         tensor: Tensor-parallel ranks, which divide heads and feed-forward networks.
         rows: The part of the tokens that this rank has outside of those: 1 / tensor with sequence parallelism.
         experts: Tensor-parallel ranks of an expert.
+        expert_parallel: Ranks that divide the experts of a layer.
         context: Context-parallel ranks.
         longest: Tokens of the longest sequence.
         stock: Whether TransformerEngine's modules are used.
         fused: Whether a gated activation is one operation, which keeps only its input.
+        stacks: Whether one product computes all experts (`slime_fused.experts`), from a copy of their matrices.
         linear: Bytes of a number that only a linear layer's backward pass reads: 1 in fp8.
         adapter_rank: Of LoRA; 0 without.
     """
@@ -202,10 +206,12 @@ class _Rank:
     tensor: int
     rows: float
     experts: int
+    expert_parallel: int
     context: int
     longest: int
     stock: bool
     fused: bool
+    stacks: bool
     linear: int
     adapter_rank: int
 
@@ -228,11 +234,13 @@ class _Rank:
             tensor=tensor,
             rows=1 / tensor if sequence else 1,
             experts=int(stated.get("expert_tensor_parallel_size") or tensor),
+            expert_parallel=int(stated.get("expert_model_parallel_size", 1)),
             context=int(stated.get("context_parallel_size", 1)),
             longest=micro_batch.longest,
             stock=config.layer_backend == "te",
             fused=silu
             and (not config.on_gpu or config.layer_backend == "fused" or bool(stated.get("bias_activation_fusion"))),
+            stacks=config.layer_backend == "fused" and (bool(stated.get("bf16")) or not (half or config.on_gpu)),
             linear=1 if stated.get("fp8") else 2 if half else 4,
             adapter_rank=(config.lora.lora_rank or 0),
         )
@@ -352,8 +360,21 @@ class _Rank:
         """Bytes for a token of the gradients that a layer's backward pass has at a time."""
         if mixture:
             rows = self.number("moe_router_topk") * self.rows * self.experts
-            wide = rows * (2 * self.number("hidden_size") + 5 * self.number("moe_ffn_hidden_size") / self.experts)
+            inner = self.number("moe_ffn_hidden_size") / self.experts
+            wide = rows * (2 * self.number("hidden_size") + (5 if self.stock else 6) * inner)
         else:
             wide = 5 * self.number("ffn_hidden_size") / self.tensor
         scores = 2 * self.number("num_attention_heads") / self.tensor * self.longest if self._quadratic else 0
         return 2 * self.hidden + max(wide * self.bytes, scores * 4)
+
+    def of_experts(self) -> float:
+        """Bytes of matrices at the end of the backward pass of a layer's experts.
+
+        Autograd gets the gradients of all of them together; a product that computes all experts copies those of gate
+        and up.
+        """
+        if self.stock:
+            return 0
+        one = self.number("hidden_size") * self.number("moe_ffn_hidden_size") / self.experts
+        copies = (0 if self.adapter_rank else 3) + 2 * self.stacks
+        return copies * one * self.number("num_moe_experts") / self.expert_parallel * self.bytes

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.families import read_architecture
-from tests.support.saved_tensors import SavedTensors
+from tests.support.saved_tensors import NewTensors, SavedTensors
 from tests.support.tiny_models import make_tiny_model
 from tests.train.harness import RankLauncher, make_batch, make_config, run_ranks
+from torch import Tensor
 
 from slime.config import RunConfig, read_config
 from slime.engine.server import EngineSpec, server_arguments
 from slime.plugin.architecture import Architecture
+from slime.train.experts import Products, _Experts
+from slime_fused.experts import FusedProducts
 from slime_planner.predicted_activations import (
     Activations,
     MicroBatch,
@@ -220,6 +224,50 @@ def test_the_prediction_is_what_ranks_keep(tmp_path: Path, family: str, megatron
     [one] = activation_memory(config, read_architecture(folder), (0,) * 3, MicroBatch(tokens // context, tokens, ""))
     for real in run_ranks(saved, ranks, config, tokens):
         assert one.kept + one.again == pytest.approx(real, rel=0.15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("backend", "products"), [("torch", Products), ("fused", FusedProducts)])
+@pytest.mark.parametrize("adapters", [False, True])
+def test_the_prediction_is_what_the_backward_pass_of_experts_needs(
+    dtype: torch.dtype, backend: str, products: type[Products], adapters: bool
+) -> None:
+    """With adapters the experts' matrices have no gradients."""
+    experts, chosen, hidden, inner, tokens = 8, 2, 64, 32, 100
+    rows = tokens * chosen
+    shapes = [(rows, hidden), *[(2 * inner, hidden)] * experts, *[(hidden, inner)] * experts]
+    first, *matrices = (torch.randn(shape, dtype=dtype) for shape in shapes)
+    leaves = [first, torch.rand(rows)] + (matrices if not adapters else [])
+    for leaf in leaves:
+        leaf.requires_grad_()
+    sizes = torch.full((experts,), rows // experts)
+    result: Tensor = _Experts.apply(first, leaves[1], products(sizes), [None] * 2 * experts, *matrices)  # type: ignore[no-untyped-call]  # torch does not type it
+    there: Any = result.grad_fn
+    grad = torch.randn_like(result)
+    with NewTensors([*leaves, *matrices, *there.saved_tensors, result, grad]) as made:
+        torch.autograd.grad(result, leaves, grad)
+
+    words = f"--layer-backend {backend}{' --bf16' * (dtype == torch.bfloat16)}{' --lora-rank 4' * adapters}"
+    sizes_of = {**EXPERTS, "num_moe_experts": experts, "moe_ffn_hidden_size": inner, "hidden_size": hidden}
+    [one] = activation_memory(config_of(words), model_of(**sizes_of), (0,) * 4, MicroBatch(tokens, tokens, ""))
+    outside = 2 * tokens * hidden * dtype.itemsize  # the gradient of the layer's own input and of its result
+    given = grad.numel() * dtype.itemsize
+    assert one.gradients - outside - given == pytest.approx(made.peak, rel=0.01)
+
+
+def test_ranks_that_divide_experts_have_a_part_of_their_gradients() -> None:
+    def of(words: str) -> float:
+        model = model_of(**EXPERTS | {"moe_ffn_hidden_size": 600})
+        [one] = activation_memory(config_of(words), model, (0,) * 4, MicroBatch(0, 0, ""))
+        return one.gradients
+
+    whole = 8 * (10 * 600) * 4  # no tokens: matrices alone
+    assert of("") == 3 * whole
+    assert of("--layer-backend fused") == 5 * whole
+    assert of("--layer-backend fused --fp16") == 3 * whole / 2  # for which there is no such product
+    words = "--actor-num-gpus-per-node 4 --tensor-model-parallel-size 2 --expert-model-parallel-size 2"
+    assert of(f"{words} --expert-tensor-parallel-size 2") == 3 * whole / 4
+    assert of(f"{words} --expert-tensor-parallel-size 1") == 3 * whole / 2
 
 
 def test_a_cache_holds_keys_and_values_or_latents() -> None:
