@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proofs.no_gpu.__main__ import line, problems
-from proofs.no_gpu.cases import CASES, TURNS, config_of
+from proofs.no_gpu.cases import ATTENTION, CASES, TURNS, config_of
 
 GIB = 2**30
 STEP: dict[str, Any] = {
@@ -27,9 +27,10 @@ TURN: dict[str, Any] = {
     "sent_bytes": 4,
     "parameters_bytes": 4,
 }
+KERNELS: dict[str, Any] = {"part": next(iter(ATTENTION)), "target": "sm_90a", "kernels": {"fwd": 1, "bwd": 2}}
 
 
-@pytest.mark.parametrize("found", [STEP, TURN])
+@pytest.mark.parametrize("found", [STEP, TURN, KERNELS])
 def test_what_is_as_it_should_be_is_no_problem(found: dict[str, Any]) -> None:
     assert [*problems(found)] == []
 
@@ -37,6 +38,10 @@ def test_what_is_as_it_should_be_is_no_problem(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("found", "says"),
     [
+        (
+            {"part": next(iter(ATTENTION)), "error": "not compiled: bwd, fwd for sm_100a"},
+            "not compiled: bwd, fwd for sm_100a",
+        ),
         ({"part": "dense", "error": "RuntimeError: on the CPU"}, "RuntimeError: on the CPU"),
         (
             STEP | {"waits": {"slime/train/attention.py:9 _plan": 2}},
@@ -60,6 +65,7 @@ def test_what_is_wrong_is_named(found: dict[str, Any], says: str) -> None:
 
 def test_a_row_has_the_memory_and_the_waits() -> None:
     assert line(STEP).split() == ["dense", "10.00", "10.00", "20.00", "21.00", "+5.0%", "3"]
+    assert line(KERNELS).split("B", 1)[1].split() == ["compiled", "for", "sm_90a:", "1", "fwd,", "2", "bwd"]
 
 
 @pytest.mark.parametrize("name", CASES)

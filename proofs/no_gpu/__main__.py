@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from proofs.no_gpu.cases import CASES, TURNS, TURNS_MIB
+from proofs.no_gpu.cases import ATTENTION, CASES, TURNS, TURNS_MIB
 from proofs.no_gpu.standin import build, run_module
 
 #: of H100 and B200
@@ -42,9 +42,11 @@ HELD, PEAK = 0.02, 0.08
 
 
 def problems(found: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a step or with the turns."""
+    """What is wrong with a part."""
     if "error" in found:
         yield found["error"]
+    elif found["part"] in ATTENTION:
+        return
     elif found["part"] == TURNS:
         if not found["equal"]:
             yield "the trainer has not what it had before"
@@ -66,6 +68,9 @@ def problems(found: Mapping[str, Any]) -> Iterator[str]:
 
 def line(found: Mapping[str, Any]) -> str:
     """A part as a row of the table."""
+    if "kernels" in found:
+        counts = ", ".join(f"{count} {name}" for name, count in found["kernels"].items())
+        return f"{found['part']:32}compiled for {found['target']}: {counts}"
     if "peak" not in found:
         return f"{found['part']:32}"
     numbers = "".join(f"{found[name] / 2**30:9.2f}" for name in ("held", "expected_held", "peak", "expected_peak"))
@@ -77,22 +82,29 @@ def line(found: Mapping[str, Any]) -> str:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m proofs.no_gpu", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join([*CASES, TURNS])}; default: all")
-    names = parser.parse_args().parts or [*CASES, TURNS]
-    steps, compiled = (
-        [name for name in names if name != TURNS and ("fused" in name) is fused] for fused in (False, True)
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"{', '.join([*CASES, TURNS, *ATTENTION])}; default: all"
     )
-    runs: list[tuple[list[str], dict[str, int]]] = [
-        (steps, {}),
-        ([TURNS] if TURNS in names else [], {"mib": TURNS_MIB}),
-        *((compiled, {"capability": capability}) for capability in CAPABILITIES),
+    names = parser.parse_args().parts or [*CASES, TURNS, *ATTENTION]
+    steps, compiled = (
+        [name for name in names if name in CASES and ("fused" in name) is fused] for fused in (False, True)
+    )
+    attention = [name for name in names if name in ATTENTION]
+    runs: list[tuple[str, list[str], dict[str, int]]] = [
+        ("parts", steps, {}),
+        ("parts", [TURNS] if TURNS in names else [], {"mib": TURNS_MIB}),
+        *(
+            (module, parts, {"capability": capability})
+            for module, parts in (("parts", compiled), ("kernels", attention))
+            for capability in CAPABILITIES
+        ),
     ]
     wrong = 0
     print(f"{'GiB':32}     held predicted  peak predicted    off  waits")
     with tempfile.TemporaryDirectory() as folder:
         library = build(Path(folder))
-        for parts, device in runs:
-            for text in run_module(library, "proofs.no_gpu.parts", parts, **device).splitlines() if parts else ():
+        for module, parts, device in runs:
+            for text in run_module(library, f"proofs.no_gpu.{module}", parts, **device).splitlines() if parts else ():
                 found = json.loads(text)
                 print(line(found), flush=True)
                 for problem in problems(found):

@@ -55,16 +55,21 @@ CASES = {
     "reference": Case("qwen2.5-1.5B", flags="--use-kl-loss --kl-loss-coef 0.1 --num-steps-per-rollout 2"),
     "adapters": Case("qwen2.5-1.5B", flags="--lora-rank 16"),
 }
+#: the parts that compile flash-attn-4: for heads of 64 and 128, of which a head of keys serves seven, six and four
+ATTENTION = {f"attention, {model}": model for model in ("qwen2.5-0.5B", "qwen2.5-1.5B", "qwen3-8B")}
+
+
+def published(model: str) -> dict[str, Any]:
+    """What a model's config.json has."""
+    read: dict[str, Any] = json.loads((_CONFIGS / f"{model}.json").read_text(encoding="utf-8"))
+    return read
 
 
 def config_of(case: Case, folder: Path) -> tuple[RunConfig, Path]:
     """The run of a case, and its model folder."""
     model = folder / "model"
     model.mkdir()
-    config: dict[str, Any] = json.loads((_CONFIGS / f"{case.model}.json").read_text(encoding="utf-8")) | {
-        "num_hidden_layers": case.layers,
-        **case.shape,
-    }
+    config = published(case.model) | {"num_hidden_layers": case.layers, **case.shape}
     (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
     flags = [
         *("--device", "cuda", "--bf16", "--hf-checkpoint", str(model), "--max-tokens-per-gpu", str(case.tokens)),

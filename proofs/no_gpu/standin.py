@@ -48,6 +48,8 @@ def run_module(library: Path, module: str, arguments: Sequence[str], *, capabili
         "NO_GPU_CAPABILITY": str(capability),
         "NO_GPU_MIB": str(mib),
         "CUTE_DSL_ARCH": f"sm_{capability}a",
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(library.parent / f"attention-{capability}"),
     }
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_S, check=False)
