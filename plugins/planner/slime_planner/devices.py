@@ -171,7 +171,10 @@ def doubts(devices: Devices) -> Iterator[str]:
         )
     for gpu in usable:
         if gpu.memory_gb < _SMALL_GB:
-            yield f"GPU {gpu.index} ({gpu.name}) has {gpu.memory_gb:.0f} GB: too little to train beside an engine"
+            yield (
+                f"GPU {gpu.index} ({gpu.name}) has {gpu.memory_gb:.0f} GB: too little to train beside an engine."
+                " Choose a larger one with CUDA_VISIBLE_DEVICES; --device cpu computes on the processor"
+            )
         for tenant in devices.tenants:
             if tenant.uuid == gpu.uuid:
                 yield (

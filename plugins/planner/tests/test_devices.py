@@ -93,7 +93,10 @@ def test_what_keeps_a_run_off_the_gpus_is_named(devices: Devices, packages: Pack
     ("devices", "says"),
     [
         (replace(GOOD, gpus=(*H100, L4)), "the GPUs differ: 0 (NVIDIA H100 80GB HBM3, 86 GB)"),
-        (replace(GOOD, gpus=(replace(L4, memory_gb=8.6),)), "GPU 2 (NVIDIA L4) has 9 GB"),
+        (
+            replace(GOOD, gpus=(replace(L4, memory_gb=8.6),)),
+            "GPU 2 (NVIDIA L4) has 9 GB: too little to train beside an engine. Choose a larger one",
+        ),
         (
             replace(GOOD, tenants=(Tenant("GPU-1aaa", 4711, 31.4, "python of user ada"),)),
             "process 4711 (python of user ada) holds 31.4 GB of GPU 1",
