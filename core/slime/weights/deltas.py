@@ -62,7 +62,11 @@ def unpack(old: Bytes, packed: bytes, itemsize: int) -> Bytes:
     planes = np.frombuffer(plain, np.uint8)
     if planes.size != old.size:
         raise ValueError(f"{planes.size} bytes were packed, expected {old.size}")
-    return old ^ np.ascontiguousarray(planes.reshape(itemsize, -1).T).reshape(-1)
+    new = np.empty_like(old)
+    for place, plane in enumerate(planes.reshape(itemsize, -1)):  # three times as fast as a transposition
+        new[place::itemsize] = plane
+    new ^= old
+    return new
 
 
 @dataclass(frozen=True)

@@ -99,22 +99,21 @@ def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
         ways.insert(0, SyncWay("tensor", sent, arrived + sent / link, "through memory of each node"))
     disk = sent / rates.host_link + sent / rates.disk_write + _engines(config) * sent / rates.disk_read
     ways.append(SyncWay("disk", sent, gathered + disk, "a whole folder by rank 0, read by every engine"))
-    moved = sent * rates.delta_share * _PACKED
-    ways.append(
-        SyncWay(
-            "delta",
-            moved,
-            gathered
-            + sent / rates.host_link
-            + sent / rates.delta_host
-            + moved / rates.disk_write
-            + _engines(config) * moved / rates.disk_read
-            # On every node of engines at once.
-            + sent / rates.delta_host
-            + sent / rates.local_read,
-            f"{100 * rates.delta_share:g} % of the numbers changed; rank 0 packs them, engines load their copies",
-        )
-    )
+    packed = rates.delta_share * _PACKED
+
+    def delta(part: float, gathering: float) -> float:
+        """Seconds if those that pack have so many bytes each, which are gathered in this time."""
+        writing = part / rates.host_link + part / rates.delta_pack + part * packed / rates.disk_write
+        reading = _engines(config) * sent * packed / rates.disk_read
+        # On every node of engines at once.
+        return gathering + writing + reading + sent / rates.delta_apply + sent / rates.local_read
+
+    how = f"{100 * rates.delta_share:g} % of the numbers changed; {{}}, engines load their copies"
+    ways.append(SyncWay("delta", sent * packed, delta(sent, gathered), how.format("rank 0 packs them")))
+    if many > 1:
+        largest = max(stage.sent for stage in stages)
+        seconds = delta(largest, max(gathers) + calls / many)
+        ways.append(SyncWay("delta by stages", sent * packed, seconds, how.format("each stage packs its own")))
     return ways
 
 

@@ -32,9 +32,10 @@ class Rates:
     disk_write: float = field(default=2e9, metadata={"help": "bytes/s into the shared folder, for one writer"})
     disk_read: float = field(default=10e9, metadata={"help": "bytes/s out of it, for all readers together"})
     delta_share: float = field(default=0.02, metadata={"help": "share of the numbers that a step changes in bfloat16"})
-    delta_host: float = field(
-        default=1e9, metadata={"help": "bytes/s of weights that a host compares and packs for a delta, or applies"}
+    delta_pack: float = field(
+        default=1.5e9, metadata={"help": "bytes/s of weights that a host compares and packs for a delta"}
     )
+    delta_apply: float = field(default=2.5e9, metadata={"help": "bytes/s of weights to which a host applies a delta"})
     local_read: float = field(default=5e9, metadata={"help": "bytes/s at which an engine loads its node's copy"})
     mean_response: float = field(
         default=0.5, metadata={"help": "mean length of responses, as a share of the longest that is allowed"}
