@@ -49,7 +49,7 @@ LAYOUT_TESTS = {
 TRANSPORT_TEST = "tests/weights/test_live_engine.py::test_engine_computes_with_the_weights_that_were_sent"
 #: of mixtures of experts and latent attention; whole runs on one machine without a GPU use the transport `tensor`
 _MIXTURES = "mixtures, latent attention"
-MIXTURES = {"distributed": MODEL_TESTS["sync"], "tensor": MODEL_TESTS["whole runs"], "disk": None}
+MIXTURES = {"distributed": MODEL_TESTS["sync"], "tensor": MODEL_TESTS["whole runs"], "disk": MODEL_TESTS["sync"]}
 MODES = {
     "synchronous run": (
         "tests/integration/test_runs.py::test_a_synchronous_run_trains_syncs_evaluates_saves_and_ends_cleanly"

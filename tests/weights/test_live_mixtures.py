@@ -82,12 +82,19 @@ def test_a_checked_sync_leaves_the_engine_with_the_weights_that_were_sent(
     engine = cpu_engine(old, tmp_path, fork_server=fork_server, tp_size=tp_size)
     options = SyncOptions(check_weight_update_equal=True, weight_sync_timeout_s=60.0, update_weight_buffer_size=40_000)
     with running(engine):
-        transport = create_transport(
-            options, [engine.control], model=model, hf_folder=new, scratch=tmp_path, on_gpu=False
-        )
-        transport.send(iter(sent.items()), version="1")
-        transport.close()
-        assert_serves(engine, new)
+        # The engine has `old` at first, and again from the folder that is sent through a disk.
+        for transport, wanted in (("distributed", new), ("disk", old)) if tp_size == 1 else (("distributed", new),):
+            sender = create_transport(
+                options.model_copy(update={"update_weight_transport": transport}),
+                [engine.control],
+                model=model,
+                hf_folder=new,
+                scratch=tmp_path,
+                on_gpu=False,
+            )
+            sender.send(iter(weights(wanted).items()), version=transport)
+            sender.close()
+            assert_serves(engine, wanted)
         unchecked = TensorTransport(engines=[engine.control], timeout_s=60, on_gpu=False, bucket_bytes=2**29)
         for name, parameter in PARTS[family].items():
             unchecked.send(off_by_little(sent, f"{LAYER}.{name}"), version="2")
