@@ -53,9 +53,9 @@ def _row(columns: Sequence[_Column], cells: Sequence[Text]) -> Text:
 
 
 def _columns(names: list[str], metrics: Mapping[str, float], first: Mapping[str, float]) -> list[_Column]:
-    def cells(key: str, show: Callable[[float], str], style: str = "", missing: str = "·") -> list[Text]:
+    def cells(key: str, show: Callable[[float], str], style: str = "") -> list[Text]:
         values = [metrics.get(f"eval/{name}{key}") for name in names]
-        return [Text(missing, style="dim") if value is None else Text(show(value), style=style) for value in values]
+        return [Text("·", style="dim") if value is None else Text(show(value), style=style) for value in values]
 
     attempts = {metrics.get(f"eval/{name}/attempts") for name in names}
     [n] = attempts if len(attempts) == 1 else [None]

@@ -35,8 +35,6 @@ class LoggedTokens:
     steps: list[int]
     #: name -> [sum of T_i] of the samples one after the other, NaN where there is no number
     columns: dict[str, NDArray[np.float32]]
-    #: columns that the estimator's objective names
-    own: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

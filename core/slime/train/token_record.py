@@ -35,7 +35,6 @@ class TokenRecord:
     def __init__(self, tokens: int, device: torch.device) -> None:
         """For so many response tokens, all of the batch."""
         self._columns: dict[str, Tensor] = {}
-        self._own: dict[str, None] = {}
         self._seen = torch.zeros(tokens, dtype=torch.bool, device=device)
 
     def add(
@@ -58,7 +57,6 @@ class TokenRecord:
             if name == "clip_fraction":
                 mine["clipped"] = values
             elif name.isidentifier() and name not in BUILT_IN and not _ELSEWHERE.search(name):
-                self._own[name] = None
                 mine[name] = values
         here = micro_batch.token_ids
         self._seen.index_fill_(0, here, True)  # an assignment would copy the value to the device, and wait for it
@@ -90,13 +88,11 @@ class TokenRecord:
         marks = self._marks(mine, batch)
         if dist.get_world_size() > 1:
             # Stages without the output layer have seen neither names nor values.
-            everyone: list[tuple[list[str], list[str], Marks]] = [([], [], marks)] * dist.get_world_size()
-            dist.all_gather_object(everyone, (list(names), list(self._own), marks))
-            names = dict.fromkeys(name for one, _, _ in everyone for name in one)
-            self._own = dict.fromkeys(name for _, own, _ in everyone for name in own)
+            everyone: list[tuple[list[str], Marks]] = [([], marks)] * dist.get_world_size()
+            dist.all_gather_object(everyone, (list(names), marks))
+            names = dict.fromkeys(name for one, _ in everyone for name in one)
             marks = Marks(
-                np.sum([one.gap for _, _, one in everyone], axis=0),
-                np.sum([one.clipped for _, _, one in everyone], axis=0),
+                np.sum([one.gap for _, one in everyone], axis=0), np.sum([one.clipped for _, one in everyone], axis=0)
             )
         a_token = 4 * (len(names) + len(known) + len(batch.columns)) + FIXED_BYTES
         most = None if options.log_token_columns == "all" else int(options.log_token_columns_mib * 2**20) // a_token
@@ -114,7 +110,7 @@ class TokenRecord:
         found = dict(zip(names, gathered.cpu().numpy(), strict=True))
         found |= {name: values[chosen].float().cpu().numpy() for name, values in known.items()}
         steps = [int(batch.step_ids[i]) for i in samples]
-        return LoggedTokens(samples, flags, steps, found, tuple(self._own))
+        return LoggedTokens(samples, flags, steps, found)
 
     def _marks(self, mine: Mapping[str, Tensor], batch: TrainBatch) -> Marks:
         """Of the samples whose tokens this rank has; 0 for others."""
