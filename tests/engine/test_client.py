@@ -16,7 +16,7 @@ from tests.engine.conftest import FaultyEngine
 from tests.support.engines import wait_until_running
 
 from slime.engine.client import HttpPolicyClient
-from slime.engine.messages import DirectEngines
+from slime.engine.generate_calls import DirectEngines
 from slime.engine.server import EngineServer
 from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams

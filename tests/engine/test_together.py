@@ -13,7 +13,7 @@ from tests.engine.conftest import FaultyEngine
 from yarl import URL
 
 from slime.engine.client import HttpPolicyClient
-from slime.engine.messages import LONGEST_TOGETHER, MOST_TOGETHER, Answer, Request, SharedMessages
+from slime.engine.generate_calls import LONGEST_TOGETHER, MOST_TOGETHER, Answer, Request, SharedMessages
 from slime.engine.server import EngineServer
 from slime.errors import EngineError, GarbledAnswerError, RequestRefusedError
 from slime.plugin import Generation, SamplingParams

@@ -19,7 +19,7 @@ import pytest
 from slime.kit.processes import pulse
 from slime.kit.processes.pulse import idle_too_long, read_pulse
 from slime.observe.log import log_excerpt
-from slime.run.supervise.processes import HostWatch, Trouble, WatchedProcess
+from slime.run.supervise.host_watch import HostWatch, Trouble, WatchedProcess
 
 HANG_S = 1.0
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17

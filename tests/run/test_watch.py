@@ -22,8 +22,8 @@ from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedEr
 from slime.run import ray_session
 from slime.run.supervise import traces
 from slime.run.supervise import watch as module
+from slime.run.supervise.host_watch import WatchedProcess
 from slime.run.supervise.losses import PartKind
-from slime.run.supervise.processes import WatchedProcess
 from slime.run.supervise.watch import RunWatch
 
 Sleeper = Callable[[str, PartKind], "subprocess.Popen[bytes]"]

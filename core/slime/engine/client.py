@@ -18,7 +18,7 @@ import aiohttp
 from yarl import URL
 
 from slime.engine.control import EngineKeys, bearer
-from slime.engine.messages import (
+from slime.engine.generate_calls import (
     EXCERPT,
     LONGEST_TOGETHER,
     Answer,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from slime.config.eval_sets import eval_sets
 from slime.errors import ClusterError, DiskFullError, SlimeError, disk_full, is_disk_full
 from slime.errors.raised import ONLY_IN_LOGS, Raised
-from slime.observe.evaluation import write_results
+from slime.observe.eval_results import write_results
 from slime.observe.log import begin_in_logs, last_log_line, start_log
 from slime.observe.memory import PeakMemory, gibibytes
 from slime.observe.metrics import MetricsWriter, earlier_metrics, eval_set_names, read_metrics

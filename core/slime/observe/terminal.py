@@ -15,7 +15,7 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TextCol
 from rich.text import Text
 
 from slime.errors.raised import ONLY_IN_LOGS
-from slime.observe.evaluation import eval_table
+from slime.observe.eval_results import eval_table
 from slime.observe.metrics import eval_set_names
 from slime.observe.samples import question_text
 from slime.observe.step_line import StepLine, duration

@@ -27,7 +27,7 @@ from slime.observe.memory import resident_bytes
 from slime.platform import platform_of
 from slime.run.ray_session import live_nodes, of_several_nodes
 from slime.run.receiver import Receiver
-from slime.run.supervise.processes import WatchedProcess
+from slime.run.supervise.host_watch import WatchedProcess
 from slime.run.supervise.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, node_address
 from slime.weights.local_copy import LocalCopy

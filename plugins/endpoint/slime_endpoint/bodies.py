@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
+from slime.kit.sessions.completion_requests import ApiError, CompletionRequest, json_value, kind_of, request_of
 from slime.kit.sessions.conversation_tree import Node
-from slime.kit.sessions.requests import ApiError, CompletionRequest, json_value, kind_of, request_of
 
 
 def parse_request(body: bytes, *, chat: bool) -> CompletionRequest:

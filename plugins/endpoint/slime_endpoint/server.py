@@ -14,8 +14,8 @@ from aiohttp import web
 
 from slime.kit.chat import ChatTemplate
 from slime.kit.sessions import Session, SessionLimits
+from slime.kit.sessions.completion_requests import ApiError, CompletionRequest
 from slime.kit.sessions.conversation_tree import Node
-from slime.kit.sessions.requests import ApiError, CompletionRequest
 from slime.kit.sessions.session import ParserFactory, tag_parser
 from slime.plugin import PolicyClient, SamplingParams
 from slime_endpoint.bodies import answer_body, answer_events, error_body, parse_request

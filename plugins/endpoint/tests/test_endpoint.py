@@ -13,7 +13,7 @@ import pytest
 from plugins.endpoint.tests.talking import ADD, SAMPLING, TOKENIZER, run, talking, user
 
 from slime.errors import EngineError, RequestRefusedError
-from slime.kit.sessions.requests import ApiError
+from slime.kit.sessions.completion_requests import ApiError
 from slime.plugin import SamplingParams, Status
 from slime.testing import Say, ScriptedPolicy, make_sample
 from slime_endpoint import SessionServer

@@ -24,7 +24,7 @@ from plugins.endpoint.tests.talking import ADD, SAMPLING, TOKENIZER, Talk, run, 
 from tests.support.forked import forked
 
 from slime.kit.sessions import session as session_module
-from slime.kit.sessions.requests import ApiError
+from slime.kit.sessions.completion_requests import ApiError
 from slime.testing import Say, ScriptedPolicy
 from slime_endpoint import SessionServer, listener
 from slime_endpoint import server as server_module

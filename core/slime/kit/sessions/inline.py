@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from slime.errors import SlimeError
-from slime.kit.sessions.requests import ApiError, request_of
+from slime.kit.sessions.completion_requests import ApiError, request_of
 from slime.kit.sessions.session import Session
 from slime.types import Sample
 

@@ -15,8 +15,8 @@ import orjson
 from slime.errors import RequestRefusedError
 from slime.kit.chat import ChatTemplate, SGLangParser, TagParser, ToolCall, ToolCallParser
 from slime.kit.chat.conversation import abort_message
+from slime.kit.sessions.completion_requests import ApiError, CompletionRequest
 from slime.kit.sessions.conversation_tree import ConversationTree, Node, key_of, tools_key
-from slime.kit.sessions.requests import ApiError, CompletionRequest
 from slime.plugin import Generation, PolicyClient, SamplingParams
 from slime.types import Sample
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime.observe.evaluation import eval_table
+from slime.observe.eval_results import eval_table
 
 METRICS = {
     "eval/sums": 0.5,
