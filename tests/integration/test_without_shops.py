@@ -19,6 +19,7 @@ SHOPS = {
     "slime_sandbox": (),
     "slime_endpoint": (),
     "slime_fused": (),
+    "slime_quantised": (),
     "slime_launch": ("launch", "run.toml", "--on", "slurm"),
 }
 

@@ -89,7 +89,7 @@ def with_routed_experts(answer: Generation, prompt_length: int, start: int, laye
     meta = dict(answer.meta)
     encoded = meta.pop("routed_experts", None)
     if encoded is None and answer.finish_reason == "abort":
-        return answer  # whoever continues it gets those of all tokens
+        return answer  # the request that continues it gets the experts of all its tokens
     rows = prompt_length + len(answer.tokens) - 1 - start
     if rows < 1:  # aborted before the first new token
         return replace(answer, meta=meta)

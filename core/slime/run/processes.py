@@ -1,7 +1,7 @@
-"""The classes whose methods the driver calls in other processes: `trainer.begin(TrainerProcess.train, batch)`.
+"""The classes whose methods are called in other processes: `trainer.begin(TrainerProcess.train, batch)`.
 
-An editor jumps to the method and mypy checks the arguments. The driver loads neither class, because the trainer's
-imports torch and Megatron.
+An editor jumps to the method and mypy checks the arguments. The caller loads none of these classes: the trainer's
+imports torch and Megatron, and what the trainer itself calls of an engine must not load the engines.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from slime.run.engines import EngineProcess
     from slime.run.rollout_process import RolloutProcess
     from slime.run.trainer import TrainerProcess
 else:
@@ -21,6 +22,6 @@ else:
                 raise AttributeError(name)
             return name
 
-    RolloutProcess = TrainerProcess = _MethodNames()
+    EngineProcess = RolloutProcess = TrainerProcess = _MethodNames()
 
-__all__ = ["RolloutProcess", "TrainerProcess"]
+__all__ = ["EngineProcess", "RolloutProcess", "TrainerProcess"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slime.run.processes import EngineProcess
 from slime.run.workers import PendingCall
 
 
@@ -34,6 +35,6 @@ class Receiver:
             SlimeError: A process has ended.
         """
         actors, parts = self.beside[url]
-        asked = [actor.call.remote("receive_weights", versions, version) for actor in actors]
+        asked = [actor.call.remote(EngineProcess.receive_weights, versions, version) for actor in actors]
         paths: list[Path] = PendingCall(asked, f"applying {version}", timeout_s, parts=parts).wait()
         return paths[0]

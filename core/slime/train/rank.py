@@ -260,7 +260,7 @@ class MegatronRank:
             keys: Keys of the engines; None if they have none.
             tp_size: Tensor-parallel size of an engine.
             version: Name of these weights, which the engines report with every token from now on.
-            restarts: How often engines have been started again, each of which is to be connected to anew.
+            restarts: How often engines have been started again, so that each is connected to again.
             beside: For each engine, the rank on the device of each of its ranks, if memory of several nodes is shared.
             receive: With --disk-delta, brings the copy of an engine to a version.
 

@@ -24,8 +24,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime.errors import ClusterError, DeadlineError, SlimeError
 from slime.run.ray_session import RAY_DAEMONS, ray_failure
-from slime.run.supervise.losses import CAUSES, LOSSES, PartKind
 from slime.run.supervise.host_watch import HostWatch, Trouble, WatchedProcess
+from slime.run.supervise.losses import CAUSES, LOSSES, PartKind
 
 logger = logging.getLogger(__name__)
 
