@@ -84,6 +84,12 @@ def test_entropy_has_no_gradient_if_none_is_needed() -> None:
     assert (mine.grad - theirs.grad).abs().max() < 1e-6
 
 
+def test_a_part_with_one_word_of_the_vocabulary_is_certain_of_it() -> None:
+    logits = torch.tensor([[-3.0, 50.0, 50.0], [7.0, 50.0, 50.0]])  # the other columns are padding
+    log_probs, entropy = log_probs_and_entropy(logits, torch.zeros(2, dtype=torch.long), temperature=0.5, vocab_size=1)
+    assert log_probs.tolist() == [0.0, 0.0] and entropy.tolist() == [0.0, 0.0]
+
+
 def test_half_precision_logits_are_computed_in_float32() -> None:
     logits, targets, _, _ = inputs()
     half = logits.bfloat16()

@@ -232,6 +232,9 @@ def test_a_delta_that_does_not_follow_is_refused_with_both_versions(model_folder
     shutil.rmtree(middle)
     with pytest.raises(CheckpointError, match=rf"{last.name} builds on {middle.name}, which is gone: .*{MANIFEST}"):
         copy.bring_to(tmp_path / "v", last.name)
+    shutil.rmtree(last)
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}/v/{last.name}/{MANIFEST}"):
+        copy.bring_to(tmp_path / "v", last.name)
     assert copy.held() == whole.name
 
 
