@@ -77,7 +77,7 @@ def test_parts_measure_real_numbers_on_a_cpu(tmp_path: Path) -> None:
     assert agreement[2]["trainer and transformers"].startswith("not measured: te needs a GPU")
 
     assert [(row["layers"], row["trained by"]) for row in steps] == [
-        ("2 of 24", "torch"), ("2 of 24", "fused"), ("2 of 28", "torch"),
+        ("2 of 24", "torch"), ("2 of 24", "fused"), ("2 of 28", "fused"),
     ]  # fmt: skip
     for row, passes in zip(steps, (3, 3, 4), strict=True):
         computed = float(row["TFLOP/s"])

@@ -93,6 +93,14 @@ def test_on_a_cpu_a_checksum_is_sha256_of_the_bytes(dtype: torch.dtype) -> None:
     assert tensor_checksum(tensor.t()) == hashlib.sha256(data).hexdigest()[:16]
 
 
+def test_for_a_gpu_a_checksum_is_the_word_hash_of_all_parts() -> None:
+    tensor = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).bfloat16()
+    running = RunningChecksum(tensor.nbytes, torch.device("cuda"))  # the hash itself is computed where the parts are
+    for part in tensor.split(2):
+        running.add(part)
+    assert running.result() == f"{_slow_word_hash(tensor.view(torch.uint8).numpy().tobytes()):016x}"
+
+
 @pytest.mark.skipif(
     not torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
     reason="needs a GPU and Triton",
