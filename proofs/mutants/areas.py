@@ -60,7 +60,7 @@ AREAS: dict[str, Area] = {
             ),
             ("tests/oracles",),
             ("tests/train/test_layouts.py", "tests/train/test_families.py"),
-            ("tests/integration/test_algorithms.py",),
+            ("tests/integration/test_algorithms.py", "plugins/quantised/tests"),
         ),
     ),
     "packing": Area(

@@ -189,6 +189,9 @@ def test_a_tensor_of_several_pieces_is_sent_by_the_pieces_that_changed(
     newest = Manifest.read(max((tmp_path / "v").glob("version-*")))
     last = -(-weights[name].nbytes // 4096) - 1
     assert newest.changed == {name: {"0": "changed-00001.safetensors", str(last): "changed-00002.safetensors"}}
+    transport.send(iter(weights.items()), version="3")  # the same again
+    newest_folder = max((tmp_path / "v").glob("version-*"))
+    assert Manifest.read(newest_folder).changed == {} and not list(newest_folder.glob("changed-*"))
     assert_holds(copy.model, weights)
 
 
