@@ -25,9 +25,12 @@ COPIED = (
     "docs",
     "benchmarks",
     "requirements",
+    "conftest.py",
     "pyproject.toml",
     "README.md",
 )
+#: how pytest's summary names a test
+NAMED = ("FAILED tests", "ERROR tests", "FAILED plugins", "ERROR plugins")
 #: a change that makes a test hang is noticed too
 TIMEOUT_S = 900.0
 
@@ -91,7 +94,7 @@ class Copy:
         # 1: a test failed; 2: one could not be collected; 3: the tests' helpers crashed
         if process.exitcode not in (1, 2, 3):
             raise SystemExit(f"pytest {' '.join(tests)} ended with {process.exitcode}:\n{text[-3000:]}")
-        named = [line for line in text.split("\n") if line.startswith(("FAILED tests", "ERROR tests"))]
+        named = [line for line in text.split("\n") if line.startswith(NAMED)]
         return named[0][:300] if named else f"exit code {process.exitcode}"
 
     def _pytest(self, tests: tuple[str, ...], log: Path) -> NoReturn:
@@ -109,7 +112,7 @@ class Copy:
 
         import pytest
 
-        code = pytest.main(["-x", "-q", "-rf", "--no-header", "-p", "no:cacheprovider", *tests])
+        code = pytest.main(["-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", *tests])
         import slime
 
         if not str(slime.__file__).startswith(str(self._folder)):
