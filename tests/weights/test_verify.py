@@ -51,6 +51,18 @@ def test_a_missing_tensor_is_an_error(folder: Path) -> None:
         check.compare("http://engine:1", {"ranks": []})
 
 
+def test_what_two_senders_sent_of_one_model_is_added_and_nothing_may_come_twice(folder: Path) -> None:
+    weights, checks = load_file(folder / "model.safetensors"), []
+    for names in (["lm_head.weight"], ["lm_head.weight"], weights.keys() - {"lm_head.weight"}):
+        checks.append(WeightCheck(read_architecture(folder), [1]))
+        list(checks[-1].observe((name, weights[name]) for name in names))
+    first, again, rest = checks
+    with pytest.raises(WeightSyncError, match=r"Two pipeline stages sent lm_head\.weight"):
+        first.add(again.report())
+    first.add(rest.report())
+    assert first.report()["missing"] == []
+
+
 def test_an_answer_without_checksums_is_an_error(folder: Path) -> None:
     with pytest.raises(WeightSyncError, match="without checksums"):
         WeightCheck(read_architecture(folder), [1]).compare("http://engine:1", {"success": True})
