@@ -7,10 +7,11 @@ tensors to tensors of this process that exist already, with as many threads. Syn
 shown, and what is left of a sync without its tensors ("calls": pause, begin, end, flush, resume) is the time to send
 one small tensor.
 
-    python benchmarks/bench_weight_sync.py --stages [--only 1M 10M 100M] [--syncs 9]
+    python benchmarks/bench_weight_sync.py --stages [--only 1M 10M 100M] [--transports ... delta] [--syncs 9]
 
-Two pipeline stages of Megatron shards (two ranks) send the same models by `distributed`: rank 0 alone, and each stage
-its own tensors. Both ways take turns.
+Two pipeline stages of Megatron shards (two ranks) send the same models: rank 0 alone, and each stage its own tensors.
+Both ways take turns. By `delta`, 2 % of the numbers change before each sync, and the first of all, which is a whole
+version, is left out.
 """
 
 from __future__ import annotations
@@ -85,13 +86,14 @@ def measure(folder: Path, transports: list[str], syncs: int, threads: int) -> No
             print(f"| {' | '.join(row)} |", flush=True)
 
 
-def measure_stages(folder: Path, syncs: int, threads: int) -> None:
-    """Print the row of the model in `folder` that two pipeline stages send."""
+def measure_stages(folder: Path, kind: str, syncs: int, threads: int) -> None:
+    """Print the row of the model in `folder` that two pipeline stages send by a transport."""
     from tests.support.engines import cpu_engine, running
     from tests.support.families import read_architecture
     from tests.weights.megatron_ranks import build, run_ranks
 
     from slime.config.weight_options import SyncOptions
+    from slime.weights.local_copy import LocalCopy
     from slime.weights.shards import drain, named_hf_tensors
     from slime.weights.transports import create_transport
     from slime.weights.transports.stages import Turns
@@ -101,21 +103,27 @@ def measure_stages(folder: Path, syncs: int, threads: int) -> None:
 
     def rank(index: int) -> tuple[int, list[float]]:
         models, turns = build(folder, pp=2), Turns.of_pipeline()
-        options = SyncOptions.model_validate({"update_weight_transport": "distributed"})
+        delta = kind == "delta"
+        options = SyncOptions.model_validate(
+            {"update_weight_transport": "disk" if delta else kind, "disk_delta": delta}
+        )
         one, several = (
             create_transport(
                 options,
                 [engine.control],
                 model=model,
                 hf_folder=folder,
-                scratch=folder,
+                scratch=folder / way,
                 on_gpu=False,
                 turns=of_transport,
+                receive=lambda _, versions, version, __: LocalCopy(versions / "copy").bring_to(versions, version),
             )
-            for of_transport in (None, turns)
+            for way, of_transport in (("one", None), ("stages", turns))
         )
 
         def sync(by_stage: bool) -> None:
+            for weight in (weight for chunk in models for weight in chunk.parameters() if delta):
+                weight.data.view(-1)[::50] += 1e-3
             torch.distributed.barrier()
             named = named_hf_tensors(models, model, by_stage=by_stage)
             if by_stage:
@@ -134,7 +142,7 @@ def measure_stages(folder: Path, syncs: int, threads: int) -> None:
 
     with running(engine):
         (first, (alone, each)), (second, _) = run_ranks(rank, 2)
-    row = [f"{first / 2**20:.1f} + {second / 2**20:.1f}", f"{alone:.1f}", f"{each:.1f}", f"{alone / each:.2f}"]
+    row = [f"{first / 2**20:.1f} + {second / 2**20:.1f}", kind, f"{alone:.1f}", f"{each:.1f}", f"{alone / each:.2f}"]
     print(f"| {' | '.join(row)} |", flush=True)
 
 
@@ -155,7 +163,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     heads = ["MiB", "tensors", "transport", "sync ms", "copy ms", "sync / copy", "calls ms"]
     if options.stages:
-        heads = ["MiB of each stage", "one sender ms", "each stage ms", "times faster"]
+        heads = ["MiB of each stage", "transport", "one sender ms", "each stage ms", "times faster"]
     print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for shape in options.only:
         with tempfile.TemporaryDirectory(prefix="bench-weight-sync-") as made:
@@ -163,7 +171,8 @@ def main() -> None:
             sizes = {"head_dim": 64, "num_key_value_heads": shapes[shape]["num_attention_heads"] // 2}
             make_tiny_model(folder, "qwen3", seed=0, tied=True, vocab_size=1024, **shapes[shape], **sizes)
             if options.stages:
-                measure_stages(folder, options.syncs, options.threads)
+                for kind in options.transports:
+                    measure_stages(folder, kind, options.syncs, options.threads)
             else:
                 measure(folder, options.transports, options.syncs, options.threads)
 

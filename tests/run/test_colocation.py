@@ -165,18 +165,21 @@ def test_a_run_without_engines_has_no_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "nodes", "visible", "beside"),
+    ("transport", "stages", "nodes", "visible", "beside"),
     [
-        ("tensor", 1, [["4", "5"], ["6", "7", "4"]], []),
-        ("disk", 1, [["4", "5"], ["6", "7"]], []),
-        ("disk", 2, [["4", "5"], ["6", "7"]], []),
-        ("tensor", 2, [["4", "5"], ["6", "7"]], [[0, 1], [2, 3]]),
+        ("tensor", 1, 1, [["4", "5"], ["6", "7", "4"]], []),
+        ("tensor", 2, 1, [["4", "5", "6"], ["6", "7", "4"]], []),
+        ("tensor", 4, 1, [["4", "5", "6", "7"], ["6", "7", "4", "5"]], []),
+        ("disk", 2, 1, [["4", "5"], ["6", "7"]], []),
+        ("disk", 1, 2, [["4", "5"], ["6", "7"]], []),
+        ("tensor", 2, 2, [["4", "5"], ["6", "7"]], [[0, 1], [2, 3]]),
     ],
 )
-def test_an_engine_sees_the_devices_of_its_ranks_and_the_one_whose_memory_it_opens(
-    transport: str, nodes: int, visible: list[list[str]], beside: list[list[int]]
+def test_an_engine_sees_the_devices_of_its_ranks_and_those_whose_memory_it_opens(
+    transport: str, stages: int, nodes: int, visible: list[list[str]], beside: list[list[int]]
 ) -> None:
     run = Turns(recorder := Recorder(), transport=transport)
+    run.config.megatron = {"pipeline_model_parallel_size": stages}
     run.config.on_gpu, run._beside = True, []
     run.config.cluster = run.config.cluster.model_copy(update={"actor_num_nodes": nodes})
     run._start_engines(Placement([], [], shared=[[0, 1], [2, 3]]))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from safetensors.torch import load_file
 from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from slime.engine.control import EngineControl
 from slime.errors import CheckpointError, WeightSyncError
@@ -25,6 +29,7 @@ from slime.weights.deltas import MANIFEST, Manifest, pack, unpack
 from slime.weights.local_copy import LocalCopy
 from slime.weights.transports import delta
 from slime.weights.transports.delta import DeltaTransport
+from slime.weights.transports.stages import Turns
 
 
 class FakeEngine(EngineControl):
@@ -55,8 +60,47 @@ def sender(folder: Path, versions: Path, urls: Sequence[str], receive: Receive, 
     )
 
 
+class Senders:
+    """The transports of pipeline stages, each with its part of the tensors."""
+
+    def __init__(self, count: int, make: Callable[[], DeltaTransport]) -> None:
+        store = HashStore()
+        self.of_stages = [make() for _ in range(count)]
+        for stage, transport in enumerate(self.of_stages):
+            transport.turns = Turns(store, stage, count) if count > 1 else None
+
+    def send(
+        self,
+        weights: dict[str, Tensor],
+        version: str,
+        wrong: Callable[[int, Iterator[Any]], Iterator[Any]] | None = None,
+    ) -> dict[str, float]:
+        """A sync of all senders; `wrong` may change what one of them is given."""
+        names, count = sorted(weights), len(self.of_stages)
+
+        def part(stage: int) -> dict[str, float]:
+            transport = self.of_stages[stage]
+            named = ((name, weights[name]) for name in names[stage::count])
+            metrics: dict[str, float] = {}
+            with nullcontext() if transport.turns is None else transport.turns.sync():
+                metrics = transport.send(named if wrong is None else wrong(stage, named), version=version)
+            return metrics
+
+        with ThreadPoolExecutor(count) as pool:
+            others = [pool.submit(part, stage) for stage in range(1, count)]
+            try:
+                return part(0)
+            finally:
+                for other in others:
+                    other.result()
+
+
 def weights_of(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
+    return {name: tensor for file in model_files(folder) for name, tensor in load_file(file).items()}
+
+
+def model_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("model*.safetensors"))
 
 
 def step(weights: dict[str, Tensor], rng: random.Random) -> dict[str, Tensor]:
@@ -77,7 +121,10 @@ def assert_holds(model: Path, expected: dict[str, Tensor]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.row("N7")
-def test_lost_torn_repeated_and_reordered_files_never_give_wrong_weights(model_folder: Folders, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [1, 2], ids=["one-packer", "two-packers"])
+def test_lost_torn_repeated_and_reordered_files_never_give_wrong_weights(
+    stages: int, model_folder: Folders, tmp_path: Path
+) -> None:
     folder, rng, lock = model_folder("qwen3", seed=1), random.Random(7), threading.Lock()
     versions, weights = tmp_path / "versions", weights_of(folder)
     urls = [f"http://127.0.0.1:{port}" for port in (1, 2, 3)]
@@ -85,7 +132,15 @@ def test_lost_torn_repeated_and_reordered_files_never_give_wrong_weights(model_f
     #: name of a version -> what it holds
     true: dict[str, dict[str, Tensor]] = {}
     faults = {"lost": 0, "torn": 0, "flipped": 0, "repeated": 0, "reordered": 0, "copy lost": 0, "copy torn": 0}
-    refused = 0
+    refused = failed = 0
+
+    def fails(stage: int, named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        nonlocal failed
+        for number, one in enumerate(named):
+            if (stage, number) == place:
+                failed += 1
+                raise CheckpointError(f"stage {stage} has no memory left")
+            yield one
 
     def harm(kind: str, copy: LocalCopy) -> None:
         faults[kind] += 1
@@ -110,7 +165,7 @@ def test_lost_torn_repeated_and_reordered_files_never_give_wrong_weights(model_f
             case "copy lost":
                 shutil.rmtree(copy.model, ignore_errors=True)
             case "copy torn" if copy.model.is_dir():
-                flip(copy.model / "model.safetensors", rng)
+                flip(rng.choice(model_files(copy.model)), rng)
 
     def receive(url: str, folder: Path, name: str, _: float) -> Path:
         nonlocal refused
@@ -130,15 +185,21 @@ def test_lost_torn_repeated_and_reordered_files_never_give_wrong_weights(model_f
                 raise
             return model
 
-    transport = sender(folder, versions, urls, receive)
-    arrived = 0
-    for number in range(100):
+    senders = Senders(stages, lambda: sender(folder, versions, urls, receive))
+    transport, arrived = senders.of_stages[0], 0
+    for number in range(100 if stages == 1 else 140):
         weights = step(weights, rng)
+        #: stage and number of the tensor at which its sender fails
+        place = (rng.randrange(2), rng.randrange(12)) if stages > 1 and rng.random() < 0.15 else (-1, -1)
         transport.connect([FakeEngine(url) for url in rng.sample(urls, k=rng.randint(1, 3))])
+        before = failed
         try:
-            transport.send(iter(weights.items()), version=str(number))
-        except WeightSyncError:
+            senders.send(weights, str(number), fails)
+        except WeightSyncError as error:
+            failure = r"stage \d has no memory left" if failed > before else "applying the new version to the copy"
+            assert re.search(failure, str(error))
             continue
+        assert failed == before
         arrived += 1
         for engine in transport.engines:
             assert isinstance(engine, FakeEngine)
@@ -146,7 +207,56 @@ def test_lost_torn_repeated_and_reordered_files_never_give_wrong_weights(model_f
     assert min(faults.values()) >= 3, faults
     assert refused >= 5
     assert arrived >= 50
-    transport.close()
+    assert failed >= 10 * (stages - 1)
+    for one in senders.of_stages[::-1]:
+        one.close()
+    assert not list(versions.iterdir())
+
+
+def test_a_packer_that_fails_is_named_and_the_next_version_is_whole(model_folder: Folders, tmp_path: Path) -> None:
+    folder, copy, rng = model_folder("qwen3", seed=1), LocalCopy(tmp_path / "copy"), random.Random(3)
+    weights, versions = weights_of(folder), tmp_path / "v"
+    senders = Senders(
+        2, lambda: sender(folder, versions, ["http://127.0.0.1:1"], lambda _, at, name, __: copy.bring_to(at, name))
+    )
+
+    def first_alone(stage: int, named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for number, one in enumerate(named):
+            if stage == 1 and number == 3:
+                raise CheckpointError("no memory left")
+            yield one
+
+    def loses_one(stage: int, named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        if stage == 1:
+            next(named)
+        yield from named
+
+    def twice(stage: int, named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        yield from named
+        if stage == 1:
+            yield min(weights), weights[min(weights)]
+
+    assert senders.send(weights, "1")["perf/sync/changed_share"] == 1.0
+    for number, (wrong, told) in enumerate(
+        (
+            (first_alone, "sender of pipeline stage 1 failed: saving failed: no memory left"),
+            (loses_one, "sender of pipeline stage 1 failed: saving failed: .* was not written: .*missing [[][a-z]"),
+            (twice, "sender of pipeline stage 1 failed: saving failed: .* has another shape or type"),
+        )
+    ):
+        weights = step(weights, rng)
+        assert senders.send(weights, f"delta-{number}")["perf/sync/changed_share"] < 1.0
+        assert_holds(copy.model, weights)
+        weights = step(weights, rng)
+        with pytest.raises(WeightSyncError, match=told):
+            senders.send(weights, "failed", wrong)
+        if wrong is twice:  # of a whole version, it is seen when all have reported
+            with pytest.raises(WeightSyncError, match=f"twice .{min(weights)}"):
+                senders.send(weights, "failed", wrong)
+        assert senders.send(weights, f"whole-{number}")["perf/sync/changed_share"] == 1.0
+        assert_holds(copy.model, weights)
+    newest = Manifest.read(max(versions.glob("version-*")))
+    assert newest.base is None and newest.tensors.keys() == weights.keys()
 
 
 def flip(path: Path, rng: random.Random) -> None:

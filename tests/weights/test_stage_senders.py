@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import slime.train  # noqa: F401 - prepares imports of megatron.core
+
+# isort: split
+
+import json
 import os
 import re
 import time
@@ -13,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from megatron.core import parallel_state
 from safetensors.torch import load_file
 from tests.support.engines import READY_S, cpu_engine
 from tests.support.families import read_architecture
@@ -26,12 +32,15 @@ from torch.utils._pytree import tree_leaves
 from slime.engine.control import EngineControl
 from slime.engine.ports import ReservedPort
 from slime.engine.server import EngineServer
-from slime.errors import WeightSyncError
+from slime.errors import CheckpointError, WeightSyncError
 from slime.weights.hf_load import load_hf
+from slime.weights.hf_save import save_hf, write_part
 from slime.weights.shards import NamedTensors, drain, drained, is_first_of_stage, named_hf_tensors
+from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.distributed import DistributedTransport
 from slime.weights.transports.stages import Turns
-from slime.weights.transports.transport import joined_by_engines
+from slime.weights.transports.tensor import TensorTransport
+from slime.weights.transports.transport import Fleet, WeightTransport, joined_by_engines
 
 BUCKET = 120_000
 
@@ -41,21 +50,22 @@ def gathered(models: Any, folder: Path, *, by_stage: bool = True) -> NamedTensor
     return named_hf_tensors(models, model, bucket_bytes=BUCKET // 4, by_stage=by_stage)
 
 
-def sender(engine: EngineServer, folder: Path, scratch: Path, **options: Any) -> DistributedTransport:
+def sender(
+    engine: EngineServer, folder: Path, scratch: Path, name: str = "distributed", **options: Any
+) -> WeightTransport:
     """The transport of this rank, which is the first of its stage."""
     options = {"update_weight_buffer_size": BUCKET, **options}
-    transport = transport_to(engine, "distributed", folder, scratch, **options)
-    assert isinstance(transport, DistributedTransport)
+    transport = transport_to(engine, name, folder, scratch, **options)
     transport.turns = Turns.of_pipeline()
     return transport
 
 
-def turns_of(transport: DistributedTransport) -> Turns:
+def turns_of(transport: WeightTransport) -> Turns:
     assert transport.turns is not None
     return transport.turns
 
 
-def sync(transport: DistributedTransport, named: NamedTensors, version: str) -> str | None:
+def sync(transport: WeightTransport, named: NamedTensors, version: str) -> str | None:
     """One sync; the first sender's error."""
     try:
         with drained(named), turns_of(transport).sync():
@@ -67,9 +77,11 @@ def sync(transport: DistributedTransport, named: NamedTensors, version: str) -> 
 
 @pytest.mark.engine
 @pytest.mark.row("N7")
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "tp"), [("distributed", 1), ("distributed", 2), ("tensor", 2), ("disk", 2), ("delta", 1)]
+)
 def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
-    start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path, tp: int
+    start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path, name: str, tp: int
 ) -> None:
     engine, start = start_engine(2), model_folder("qwen3", seed=1)
     trained = {seed: model_folder("qwen3", seed=seed) for seed in (2, 3)}
@@ -77,7 +89,9 @@ def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
     def rank(index: int) -> Any:
         models = build(start, tp=tp, pp=2, padded_vocab=192)
         found, metrics = [], {}
-        several = sender(engine, start, tmp_path, check_weight_update_equal=True) if is_first_of_stage() else None
+        several = None
+        if is_first_of_stage():
+            several = sender(engine, start, tmp_path, name, check_weight_update_equal=True)
         for seed, folder in trained.items():
             load_hf(models, folder, read_architecture(start))
             named = gathered(models, start, by_stage=False)
@@ -107,8 +121,82 @@ def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
     assert (first, second, last) == ("one-2", "stages-2", "stages-3")
     sizes = [metrics[f"perf/sync/stage{stage}_bytes"] for stage in range(2)]
     total = sum(tensor.nbytes for tensor in load_file(trained[3] / "model.safetensors").values())
-    assert sum(sizes) == metrics["synced_bytes"] == total and min(sizes) > 0.2 * total
+    assert sum(sizes) == total and min(sizes) > 0.2 * total
+    assert metrics["synced_bytes"] == total or name == "delta"
+    assert metrics.get("perf/sync/changed_share", 1.0) > 0.9
     assert all(of_other == {} for _, of_other in others)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["tensor", "disk", "delta"])
+def test_a_stage_that_fails_is_named_by_every_transport_and_the_repeat_works(
+    start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path, name: str
+) -> None:
+    engine, start, trained = start_engine(1), model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
+
+    def broken(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+        for number, one in enumerate(named):
+            if number == 5:
+                raise CheckpointError("no space left")
+            yield one
+
+    def rank(index: int) -> Any:
+        models = build(start, pp=2, padded_vocab=192)
+        transport = sender(engine, start, tmp_path, name, check_weight_update_equal=True)
+        told: list[Any] = []
+        for number, folder in enumerate((start, trained, trained, start, trained)):
+            load_hf(models, folder, read_architecture(start))
+            dist.barrier()
+            weights = gathered(models, start)
+            try:
+                told.append(sync(transport, broken(weights) if index == 1 == number % 2 else weights, f"new-{number}"))
+            except CheckpointError as error:
+                told.append(repr(error))
+            drain(weights)
+        dist.barrier()
+        left = sorted(path.name for path in tmp_path.glob(".version-*"))
+        dist.barrier()
+        transport.close()
+        return told, left
+
+    (first, left), (second, _) = run_ranks(rank, 2)
+    assert [error is None for error in first] == [True, False, True, False, True]
+    assert all("sender of pipeline stage 1 failed: " in first[k] and "no space left" in first[k] for k in (1, 3))
+    own = None if name in ("disk", "delta") else "CheckpointError('no space left')"
+    assert second == [None, own, None, own, None]
+    assert left == []
+    assert_serves(engine, trained, "new-4")
+
+
+def test_stages_write_the_folder_that_one_writer_does(model_folder: Folders, tmp_path: Path) -> None:
+    """Tensors, types, what is kept and what repeats another: in files that two have written."""
+    folder = model_folder("qwen3", seed=1)
+    model = read_architecture(folder)
+
+    def rank(index: int) -> None:
+        models, turns = build(folder, pp=2), Turns.of_pipeline()
+        load_hf(models, folder, model)
+        made = DiskTransport(engines=[], timeout_s=60, folder=tmp_path, source_folder=folder, model=model, turns=turns)
+        with turns.sync():
+            made.send(gathered(models, folder), version="stages")
+        save = gathered(models, folder, by_stage=False)
+        if index == 0:
+            save_hf(tmp_path / "one", save, folder, model)
+        else:
+            drain(save)
+
+    run_ranks(rank, 2)
+    stages, one = tmp_path / "version-stages", tmp_path / "one"
+    index = json.loads((stages / "model.safetensors.index.json").read_text())
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    files = {name: load_file(stages / name) for name in names}
+    assert {key: file for file, held in files.items() for key in held} == index["weight_map"]
+    held, expected = {**files[names[0]], **files[names[1]]}, load_file(one / "model.safetensors")
+    assert held.keys() == expected.keys()
+    assert all(held[key].dtype == expected[key].dtype and held[key].equal(expected[key]) for key in held)
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in expected.values())
+    others = {path.name: path.read_bytes() for path in one.iterdir() if path.suffix != ".safetensors"}
+    assert others == {path.name: path.read_bytes() for path in stages.iterdir() if not path.name.startswith("model")}
 
 
 @pytest.mark.engine
@@ -275,29 +363,60 @@ class LiveBytes(TorchDispatchMode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab", [160, 4096], ids=["vocabulary-fits", "vocabulary-larger"])
-def test_no_rank_holds_more_than_its_shards_and_two_buckets(vocab: int, model_folder: Folders) -> None:
+@pytest.mark.parametrize("name", ["distributed", "tensor", "disk"])
+def test_no_rank_holds_more_than_its_shards_and_two_buckets(
+    name: str, vocab: int, model_folder: Folders, tmp_path: Path
+) -> None:
     folder, bucket = model_folder("qwen3", seed=1, vocab_size=vocab), 200_000
     names = {name: tensor.nbytes for name, tensor in load_file(folder / "model.safetensors").items()}
+    model = read_architecture(folder)
+
+    def broadcast(named: NamedTensors) -> list[str]:
+        transport = DistributedTransport(engines=[], timeout_s=1, backend="gloo", bucket_bytes=bucket)
+        sent, travelling = list[str](), None
+        for described, flat in transport._flattened(named):
+            sent += described["names"]
+            travelling = flat  # until the next one is there
+            del flat
+            assert travelling.nbytes <= max(bucket, *(names[name] for name in described["names"]))
+        return sent
+
+    def shared(named: NamedTensors) -> list[str]:
+        transport = TensorTransport(engines=[], timeout_s=60, on_gpu=False, bucket_bytes=bucket)
+        sent = list[str]()
+
+        def listed() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in named:
+                sent.append(name)
+                yield name, tensor
+                del tensor
+
+        transport._send_part(Fleet([], 60), listed(), "1")
+        return sent
+
+    def written(named: NamedTensors) -> list[str]:
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        parts = write_part(tmp_path, named, folder, model, writer=stage, max_shard_bytes=bucket)
+        return [name for tensors in parts.values() for name, _, _ in tensors]
+
+    send = {"distributed": broadcast, "tensor": shared, "disk": written}[name]
 
     def rank(_: int) -> Any:
-        models = build(folder, tp=2, pp=2)
-        transport = DistributedTransport(engines=[], timeout_s=1, backend="gloo", bucket_bytes=bucket)
-        model, sent, travelling = read_architecture(folder), list[str](), None
+        models, sent = build(folder, tp=2, pp=2), list[str]()
         with LiveBytes() as memory:
             named = named_hf_tensors(models, model, bucket_bytes=bucket // 8, by_stage=True)
-            if not is_first_of_stage():
-                drain(named)
+            if is_first_of_stage():
+                sent = send(named)
             else:
-                for described, flat in transport._flattened(named):
-                    sent += described["names"]
-                    travelling = flat  # until the next one is there
-                    del flat
-                    assert travelling.nbytes <= max(bucket, *(names[name] for name in described["names"]))
+                drain(named)
         return memory.most, sent
 
     answers = run_ranks(rank, 4)
     most = max(held for held, _ in answers)
-    assert 0.5 * bucket < most <= 2 * max(bucket, *names.values())
+    largest = max(names.values())
+    # Beside a larger tensor: the block that was shared before; the tensors that are not written yet.
+    kept = {"tensor": bucket // 2, "disk": bucket}.get(name, 0) if largest > bucket else 0
+    assert 0.5 * bucket < most <= 2 * max(bucket, largest) + kept
     assert sorted(name for _, sent in answers for name in sent) == sorted(names)
 
 

@@ -89,8 +89,11 @@ class ColocatedRun(Run):
             # Each of its ranks opens memory of the rank that it shares a device with.
             self._beside = [[*chain(*shared[first : first + nodes])] for first in range(0, len(shared), nodes)]
         elif through_memory:
-            # An engine opens memory of rank 0, and therefore must see its device; its own come first.
-            visible = [list(dict.fromkeys([*own, devices[0]])) for own in visible]
+            # An engine opens memory of the first rank of each pipeline stage, and therefore must see their devices; its
+            # own come first.
+            stages = self.config.megatron.get("pipeline_model_parallel_size", 1)
+            senders = devices[:: max(1, len(devices) // stages)]
+            visible = [list(dict.fromkeys([*own, *senders])) for own in visible]
         self._engines.start(placement.engines, visible, nodes=nodes)
 
     def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:

@@ -133,9 +133,9 @@ class Manifest:
 class DeltaFiles:
     """The files of a delta that is being written."""
 
-    def __init__(self, folder: Path) -> None:
-        """Into `folder`, which exists."""
-        self._folder = folder
+    def __init__(self, folder: Path, writer: int = 0) -> None:
+        """Those of one of several writers, into `folder`, which exists."""
+        self._folder, self._writer = folder, writer
         self._waiting: dict[str, Bytes] = {}
         self._number = 1
         #: as in the manifest
@@ -153,7 +153,8 @@ class DeltaFiles:
 
     @property
     def _file(self) -> str:
-        return f"changed-{self._number:05}.safetensors"
+        of_writer = f"{self._writer:05}-" if self._writer else ""
+        return f"changed-{of_writer}{self._number:05}.safetensors"
 
     def flush(self) -> None:
         """Write what waits. Raises `CheckpointWriteError`."""

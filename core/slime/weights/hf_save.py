@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -37,6 +37,11 @@ TYPES = {
 }
 #: file -> (name, bytes, type) of each of its tensors
 Written = dict[str, list[tuple[str, int, torch.dtype]]]
+#: given the folder, has others write into it from now on; then what each of them wrote, when it has ended
+Others = Callable[[Path], Iterable[Written]]
+#: is given a name, and the tensor as it is written, in host memory
+See = Callable[[str, Tensor], None]
+_SHARD_BYTES = 4 * 2**30
 
 
 def save_hf(
@@ -45,7 +50,9 @@ def save_hf(
     source_folder: Path,
     model: Architecture,
     *,
-    max_shard_bytes: int = 4 * 2**30,
+    max_shard_bytes: int = _SHARD_BYTES,
+    others: Others = lambda _: (),
+    see: See = lambda _, __: None,
     also: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a Hugging Face model folder: the tensors, and everything that is not trained copied from `source_folder`.
@@ -60,17 +67,19 @@ def save_hf(
         source_folder: A complete folder of the same model.
         model: The model.
         max_shard_bytes: Size of a file, unless one tensor is larger. Several files get an index.
+        others: Lets others write the rest of the tensors at the same time, each by `write_part`.
+        see: Is given each tensor that is written here.
         also: Writes more files into the folder, which has not got its name yet.
 
     Raises:
-        CheckpointError: Tensors of the model are missing or unknown, or the folder is `source_folder`.
+        CheckpointError: Tensors of the model are missing, unknown or written twice, or the folder is `source_folder`.
         CheckpointWriteError: The folder cannot be written.
     """
     with drained(named):
         if folder.resolve() == source_folder.resolve():
             raise CheckpointError(f"{folder} was not written: it is the folder of the model that training began with.")
         try:
-            _save(folder, named, source_folder, model, max_shard_bytes, also or (lambda _: None))
+            _save(folder, named, source_folder, model, max_shard_bytes, others, see, also or (lambda _: None))
         except OSError as error:
             raise CheckpointWriteError(f"{folder} cannot be written: {disk_problem(error, folder)}.") from error
 
@@ -81,6 +90,8 @@ def _save(
     source_folder: Path,
     model: Architecture,
     max_shard_bytes: int,
+    others: Others,
+    see: See,
     also: Callable[[Path], None],
 ) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -88,14 +99,17 @@ def _save(
     work.mkdir()  # not by `tempfile`, which would close it to those whom the user's umask lets in
     try:
         copy_companions(source_folder, work)
-        stored, config = stored_tensors(source_folder), read_hf_config(source_folder)
-        names = weight_names(stored, block_of(config))
-        kept, copies = kept_names(names, model)
-        weights = {name: stored[name] for name in names}  # without the scales of those in fp8
-        tensors = _in_own_types(chain(_repeated(named, copies), _read(source_folder, sorted(kept))), weights)
-        files = _write_tensors(work, tensors, max_shard_bytes)
-        expected = {*model.shapes, *kept, *copies}
-        _check_complete(folder, {name for held in files.values() for name, _, _ in held}, expected)
+        theirs = others(work)
+        parts = write_part(work, named, source_folder, model, max_shard_bytes=max_shard_bytes, see=see)
+        for part in theirs:
+            parts.update(part)
+        config = read_hf_config(source_folder)
+        _, kept, copies = _source_weights(source_folder, model)
+        written = [name for tensors in parts.values() for name, _, _ in tensors]
+        _check_complete(folder, written, {*model.shapes, *kept, *copies})
+        files = dict(zip(file_names(len(parts)), parts.values(), strict=True))
+        for part_name, name in zip(parts, files, strict=True):
+            (work / part_name).rename(work / name)
         write_config(work, {**config, **model.missing_from(config)}, files)
         also(work)
         move_into_place(work, folder)
@@ -103,20 +117,78 @@ def _save(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def saved_tensors(folder: Path, named: NamedTensors, source_folder: Path, model: Architecture) -> NamedTensors:
-    """What `save_hf` writes to `folder` of these tensors, in its types; not what stays as it is in `source_folder`.
+def write_part(
+    work: Path,
+    named: NamedTensors,
+    source_folder: Path,
+    model: Architecture,
+    *,
+    writer: int = 0,
+    max_shard_bytes: int = _SHARD_BYTES,
+    see: See = lambda _, __: None,
+) -> Written:
+    """One writer's part of what `save_hf` writes: its tensors, each followed by those that repeat it.
+
+    Args:
+        work: The folder of all writers, which has not got its name yet.
+        named: This writer's tensors.
+        source_folder: As of `save_hf`.
+        model: As of `save_hf`.
+        writer: Number of the writer. The first, 0, also writes what stays as it is in `source_folder`.
+        max_shard_bytes: As of `save_hf`.
+        see: As of `save_hf`.
+
+    Returns:
+        What was written. The files get other names when all writers have ended.
 
     Raises:
-        CheckpointError: At the end, if tensors of the model were missing or unknown.
+        CheckpointWriteError: A file cannot be written.
     """
-    stored = stored_tensors(source_folder)
-    names = weight_names(stored, block_of(read_hf_config(source_folder)))
-    _, copies = kept_names(names, model)
-    given = set()
-    for name, tensor in _in_own_types(_repeated(named, copies), {name: stored[name] for name in names}):
-        given.add(name)
+    weights, kept, copies = _source_weights(source_folder, model)
+    stay = _read(source_folder, sorted(kept)) if writer == 0 else ()
+    parts: Written = {}
+    # Copies: views share memory, which safetensors refuses, and would change when training continues.
+    own_types = _in_own_types(chain(_repeated(named, copies), stay), weights)
+    on_host = ((name, tensor.detach().to("cpu", copy=True).contiguous()) for name, tensor in own_types)
+    for bucket in buckets(on_host, max_shard_bytes):
+        file = f"part-{writer:05}-{len(parts):05}.safetensors"
+        _write_file(work / file, dict(bucket))
+        for name, tensor in bucket:
+            see(name, tensor)
+            del tensor
+        parts[file] = [(name, tensor.nbytes, tensor.dtype) for name, tensor in bucket]
+        bucket.clear()  # before the next is collected
+    return parts
+
+
+def saved_tensors(
+    folder: Path, named: NamedTensors, source_folder: Path, model: Architecture, expected: Iterable[str]
+) -> NamedTensors:
+    """What `write_part` writes for `folder` of these tensors, in its types; not what stays as in `source_folder`.
+
+    Args:
+        folder: For the error.
+        named: A writer's tensors.
+        source_folder: As of `save_hf`.
+        model: As of `save_hf`.
+        expected: What the writer wrote before, with or without what stays.
+
+    Raises:
+        CheckpointError: At the end, if these are not the same tensors.
+    """
+    weights, kept, copies = _source_weights(source_folder, model)
+    given = []
+    for name, tensor in _in_own_types(_repeated(named, copies), weights):
+        given.append(name)
         yield name, tensor
-    _check_complete(folder, given, {*model.shapes, *copies})
+    _check_complete(folder, given, {*expected} - kept)
+
+
+def _source_weights(folder: Path, model: Architecture) -> tuple[dict[str, StoredTensor], set[str], dict[str, str]]:
+    """The weights in a folder, without the scales of those in fp8, and which of them are kept or repeat others."""
+    stored = stored_tensors(folder)
+    names = weight_names(stored, block_of(read_hf_config(folder)))
+    return {name: stored[name] for name in names}, *kept_names(names, model)
 
 
 def kept_names(names: Iterable[str], model: Architecture) -> tuple[set[str], dict[str, str]]:
@@ -158,28 +230,9 @@ def _in_own_types(named: NamedTensors, stored: Mapping[str, StoredTensor]) -> Na
         yield name, tensor if dtype is None else tensor.to(dtype)
 
 
-def _write_tensors(work: Path, named: NamedTensors, max_shard_bytes: int) -> Written:
-    """Write numbered files as tensors arrive, then give them their final names."""
-    parts: list[list[tuple[str, int, torch.dtype]]] = []
-    # Copies: views share memory, which safetensors refuses, and would change when training continues.
-    copies = ((name, tensor.detach().to("cpu", copy=True).contiguous()) for name, tensor in named)
-    for bucket in buckets(copies, max_shard_bytes):
-        _write_file(work / _part(len(parts)), dict(bucket))
-        parts.append([(name, tensor.nbytes, tensor.dtype) for name, tensor in bucket])
-    count = len(parts)
-    names = file_names(count)
-    for index, name in enumerate(names):
-        (work / _part(index)).rename(work / name)
-    return dict(zip(names, parts, strict=True))
-
-
 def file_names(count: int) -> list[str]:
     """The names of the files of a model, as transformers gives them."""
     return [SINGLE_FILE] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-
-
-def _part(index: int) -> str:
-    return f"part-{index:05}.safetensors"
 
 
 def _write_file(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -192,12 +245,13 @@ def _write_file(path: Path, tensors: dict[str, Tensor]) -> None:
         raise CheckpointWriteError(f"{path} cannot be written: {disk_problem(error, path)}.") from error
 
 
-def _check_complete(folder: Path, written: set[str], expected: set[str]) -> None:
-    if written != expected:
-        missing, unknown = first_names(expected - written), first_names(written - expected)
+def _check_complete(folder: Path, written: Collection[str], expected: set[str]) -> None:
+    twice = {name for name, count in Counter(written).items() if count > 1}
+    if twice or {*written} != expected:
+        missing, unknown = first_names(expected.difference(written)), first_names({*written} - expected)
         raise CheckpointError(
             f"{folder} was not written: the trainer gave {len(written)} tensors, its config.json describes "
-            f"{len(expected)}; missing [{missing}], unknown [{unknown}]."
+            f"{len(expected)}; missing [{missing}], unknown [{unknown}], twice [{first_names(twice)}]."
         )
 
 

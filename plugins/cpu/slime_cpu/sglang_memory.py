@@ -9,7 +9,7 @@ from their release until they are sent again.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -25,7 +25,7 @@ WEIGHTS, KV_CACHE = "weights", "kv_cache"
 #: tensors of a pool, one for each layer, and pools that a pool for several kinds of attention consists of
 _CACHE_TENSORS = ("k_buffer", "v_buffer", "kv_buffer")
 _POOLS = ("full_kv_pool", "swa_kv_pool")
-#: files that the trainer fills in turn
+#: files that a rank of the trainer fills in turn
 _SHARED_FILES = 2
 #: of weights in a message
 _MOST_NAMES = 5
@@ -36,11 +36,12 @@ def opening_shared_weights(rebuild: Callable[..., Any]) -> Callable[..., Any]:
 
     They stay mapped until others take their place, since the first look at each page of a new mapping costs a fault.
     """
-    mapped: OrderedDict[bytes, Any] = OrderedDict()
+    mapped_of: defaultdict[bytes, OrderedDict[bytes, Any]] = defaultdict(OrderedDict)
 
     def open_or_rebuild(kind: Any, manager: bytes, handle: bytes, size: int, *others: Any) -> Any:
         if not handle.startswith(b"/proc/"):
             return rebuild(kind, manager, handle, size, *others)
+        mapped = mapped_of[handle.split(b"/")[2]]  # of that process
         if handle not in mapped:
             if len(mapped) == _SHARED_FILES:
                 mapped.popitem(last=False)

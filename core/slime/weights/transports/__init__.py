@@ -1,8 +1,9 @@
-"""Sending weights from the trainer to live engines: from rank 0, or from the first rank of each pipeline stage.
+"""Sending weights from the trainer to live engines: of each pipeline stage, from its first rank.
 
 distributed: broadcasts in process groups shared with the engines (gloo or NCCL), one of each stage. tensor: handles of
-shared memory (CPU) or CUDA IPC, of rank 0 for engines on its machine, or of the ranks beside them for those on several
-nodes. disk: a Hugging Face folder that all can read, or what changed since the one before.
+shared memory (CPU) or CUDA IPC, of the senders for engines on their machine, or of the ranks beside them for engines on
+several nodes, where rank 0 sends all. disk: a Hugging Face folder that all can read, or what changed since the one
+before; all stages write at once.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class WeightSender:
         self._quantised = quantisation_of(config.sync, model)
         self._config, self._model, self._run_dir = config, model, run_dir
         stages = config.megatron.get("pipeline_model_parallel_size", 1)
-        self.by_stage = config.sync.update_weight_transport == "distributed" and stages > 1
+        through_memory = config.sync.update_weight_transport == "tensor"
+        # Of several nodes, each rank gets a copy of what rank 0 has gathered.
+        self.by_stage = stages > 1 and not (through_memory and config.cluster.actor_num_nodes > 1)
         self.gathered_bytes = min(GATHERED_BYTES, max(1, config.sync.update_weight_buffer_size // 8))
         self._transport: WeightTransport | None = None
         #: of each of several senders
@@ -108,10 +111,8 @@ class WeightSender:
     ) -> WeightTransport:
         config, wanted = self._config, (tuple(engine_urls), restarts)
         if self._transport is None or wanted != self._connected:
-            options = config.sglang
-            dp_size = options.get("dp_size" if options.get("enable_dp_attention") else "attn_dp_size", 1)
-            sizes = {"tp_size": tp_size, "ep_size": options.get("ep_size", 1), "dp_size": dp_size}
-            engines = [EngineControl(url, keys, **sizes) for url in engine_urls]
+            ep_size = config.sglang.get("ep_size", 1)
+            engines = [EngineControl(url, keys, tp_size=tp_size, ep_size=ep_size) for url in engine_urls]
             if self._transport is None:
                 assert self._run_dir is not None
                 self._transport = create_transport(
@@ -172,11 +173,11 @@ def create_transport(
     """
     check = None
     if options.check_weight_update_equal:
-        tp_sizes, ep_size, dp_size = {engine.tp_size for engine in engines}, engines[0].ep_size, engines[0].dp_size
+        tp_sizes, ep_size = {engine.tp_size for engine in engines}, engines[0].ep_size
         check = (
-            WeightCheck(model, tp_sizes, ep_size=ep_size, dp_size=dp_size)
+            WeightCheck(model, tp_sizes, ep_size=ep_size)
             if quantised is None
-            else quantised.check(tp_sizes, ep_size=ep_size, dp_size=dp_size)
+            else quantised.check(tp_sizes, ep_size=ep_size)
         )
     model = model if quantised is None else quantised.model
     common: dict[str, Any] = {"engines": engines, "timeout_s": options.weight_sync_timeout_s, "check": check}
@@ -185,6 +186,7 @@ def create_transport(
         "repeated": repeated,
         "keep_kv": options.inflight_kv == "keep",
         "models": "all" if model.predicts else "target",
+        "turns": turns,
     }
     bucket_bytes = options.update_weight_buffer_size
     match options.update_weight_transport:
@@ -198,4 +200,4 @@ def create_transport(
             return DeltaTransport(**common, full_every=options.disk_delta_full_every, receive=receive)
         case _:
             backend = "nccl" if on_gpu else "gloo"
-            return DistributedTransport(**common, backend=backend, bucket_bytes=bucket_bytes, turns=turns)
+            return DistributedTransport(**common, backend=backend, bucket_bytes=bucket_bytes)

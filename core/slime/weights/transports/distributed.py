@@ -1,7 +1,6 @@
 """Weights broadcast from the trainer to every engine rank.
 
-The first rank of each pipeline stage is a sender, with its own process group of all engine ranks. They take turns, and
-the first stage's pauses the engines and resumes them: see `slime.weights.transports.stages`.
+The first rank of each pipeline stage is a sender, with its own process group of all engine ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from slime.engine.ports import own_address
 from slime.errors import WeightSyncError
 from slime.weights.shards import NamedTensors
 from slime.weights.transports.group import BroadcastGroup
-from slime.weights.transports.stages import Turns, stage_metrics
 from slime.weights.transports.transport import Fleet, FleetCall, WeightTransport, sync_buckets
 
 #: how long engines get to reach the store of a group that has failed
@@ -40,59 +38,22 @@ class DistributedTransport(WeightTransport):
         backend: "gloo" or "nccl".
         bucket_bytes: Half of what a sender may hold besides its shards. Half as many are sent at a time, because two
             such buckets are held, and the tensors from which the second is made.
-        turns: If there are several senders, the turns of this one.
     """
 
     backend: str
     bucket_bytes: int
-    turns: Turns | None = None
-    #: of all senders of the last sync, if there were several: stage -> bytes and seconds
-    _shares: dict[int, tuple[int, float]] = field(default_factory=dict, init=False)
     _group: BroadcastGroup | None = field(default=None, init=False)
     #: the call to the engines that is under way
     _call: FleetCall | None = field(default=None, init=False)
 
-    def send(self, named: NamedTensors, *, version: str) -> dict[str, float]:
-        """See `WeightTransport.send`. Of several senders, each in `Turns.sync`; the first returns metrics of all."""
-        if self.turns is None:
-            return super().send(named, version=version)
-        if self.turns.stage > 0:
-            self._send_stage(named, version)
-            return {}
-        super().send(named, version=version)
-        total = sum(size for size, _ in self._shares.values())
-        return {"synced_bytes": float(total), **stage_metrics(self._shares)}
-
-    def _update(self, named: NamedTensors, version: str) -> None:
-        with self._paused(session=True) as fleet:
-            self._shares = {0: self._broadcast(fleet, named, version)}
-            if self.turns is None:
-                return
-            for stage, report in self.turns.others(fleet.deadline).items():
-                self._shares[stage] = report["sent"], report["seconds"]
-                if self.check is not None:
-                    self.check.add(report["report"])
-
-    def _send_stage(self, named: NamedTensors, version: str) -> None:
-        """The part of a sender other than the first, which has paused the engines and resumes them."""
-        assert self.turns is not None
-        fleet = Fleet(self.engines, self.timeout_s)
-        try:
-            observed = named if self.check is None else self.check.observe(named)
-            sent, seconds = self._broadcast(fleet, observed, version)
-            report = None if self.check is None else self.check.report()
-            self.turns.done(sent=sent, seconds=seconds, report=report)
-        finally:
-            fleet.close()
-
-    def _broadcast(self, fleet: Fleet, named: NamedTensors, version: str) -> tuple[int, float]:
-        """Broadcast this sender's tensors when it is its turn; how many bytes, in how many seconds."""
-        buckets, sent = self._flattened(named), 0
+    def _send_part(self, fleet: Fleet, named: NamedTensors, version: str) -> tuple[float, None]:
+        """See `WeightTransport._send_part`."""
+        buckets = self._flattened(named)
         bucket = next(buckets, None)  # while others send
         number = 0
         if self.turns is not None:
             number = self.turns.stage  # only the first sender has call 0
-            fleet.deadline = self.turns.wait(fleet.deadline)
+            fleet.deadline, _ = self.turns.wait(fleet.deadline)
         try:
             group = self._joined(fleet)
             started = time.monotonic()
@@ -102,7 +63,7 @@ class DistributedTransport(WeightTransport):
                 load = partial(EngineControl.update_weights, source="distributed", **described)
                 self._call = fleet.start("receiving weights", partial(load, timeout_s=fleet.remaining_s()))
                 group.begin(flat, deadline=fleet.deadline, watch=self._call.raise_failed)
-                sent, number = sent + flat.nbytes, number + 1
+                number += 1
                 del flat
                 bucket = next(buckets, None)
                 group.finish(deadline=fleet.deadline, watch=self._call.raise_failed)
@@ -114,7 +75,7 @@ class DistributedTransport(WeightTransport):
             if broken is not None:
                 _end_group(broken, call, error)
             raise
-        return sent, time.monotonic() - started
+        return time.monotonic() - started, None
 
     def _flattened(self, named: NamedTensors) -> Iterator[tuple[dict[str, Any], Tensor]]:
         """This sender's buckets: what the engines must be told of each, and the bytes."""

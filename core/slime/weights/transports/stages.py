@@ -1,8 +1,9 @@
 """How the senders of a sync take turns: the first rank of each pipeline stage, in the order of the stages.
 
-An engine receives one bucket at a time, so only one sender can be served. The first sender, which paused the engines
-and resumes them, lets one after another begin, each of which reports to it. A sender that fails says so in its report,
-and the first says to all that the sync has failed. Messages are left in the store through which the ranks met.
+An engine receives one bucket at a time, so only one sender can be served from memory. The first sender, which paused
+the engines and resumes them, lets one after another begin; to a disk they write at the same time. Each reports to it. A
+sender that fails says so in its report, and the first says to all that the sync has failed. Messages are left in the
+store through which the ranks met.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from slime.errors import WeightSyncError
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.002
+#: the longest pause between two looks at the store, and the share of what has been waited that one takes
+_POLL_S, _POLL_SHARE = 0.002, 0.05
 #: torch's store takes at most 8 MiB in one value
 _PART_BYTES = 2**22
 
@@ -79,11 +81,11 @@ class Turns:
                 raise
             logger.warning("%s", error)
 
-    def wait(self, deadline: float) -> float:
-        """Wait until this sender may send; returns its deadline.
+    def wait(self, deadline: float) -> tuple[float, Any]:
+        """Wait until this sender may send; returns its deadline, and what the first has told it for that.
 
-        That is at most the first's, so that no sender goes on when the first has given up. Their clocks may differ, so
-        the first says how long it is from now, when this one has said that it is ready.
+        The deadline is at most the first's, so that no sender goes on when the first has given up. Their clocks may
+        differ, so the first says how long it is from now, when this one has said that it is ready.
 
         Args:
             deadline: That of this sender's sync, in monotonic seconds.
@@ -92,10 +94,10 @@ class Turns:
             WeightSyncError: The sync has failed, or its turn has not come in time.
         """
         if self.stage == 0:
-            return deadline
+            return deadline, None
         self._tell(f"ready {self.stage}", {})
         begin = self._read((f"begin {self.stage}", "end"), 0, deadline)
-        return min(deadline, time.monotonic() + float(begin["remaining_s"]))
+        return min(deadline, time.monotonic() + float(begin["remaining_s"])), begin["told"]
 
     def done(self, *, sent: int, seconds: float, report: Any = None) -> None:
         """Of a sender other than the first: report to it that this one has sent its tensors.
@@ -103,7 +105,7 @@ class Turns:
         Args:
             sent: How many bytes.
             seconds: In how long.
-            report: What its check has observed.
+            report: What else the first must know.
         """
         self._tell(f"report {self.stage}", {"sent": sent, "seconds": seconds, "report": report})
 
@@ -113,13 +115,24 @@ class Turns:
         Raises:
             WeightSyncError: One has failed, or has not sent in time.
         """
-        reports = {}
+        reports: dict[int, dict[str, Any]] = {}
         for stage in range(1, self._stages):
-            ready, report = f"ready {stage}", f"report {stage}"
-            self._read((ready, report), stage, deadline)  # a report may say that it failed before
-            self._tell(f"begin {stage}", {"remaining_s": deadline - time.monotonic()})
-            reports[stage] = self._read((report,), stage, deadline)
+            self._begin(stage, deadline)
+            reports |= self.reports(deadline, stage)
         return reports
+
+    def begin_together(self, deadline: float, told: Any) -> None:
+        """Of the first sender: let all others send at once, and tell them something; raises as `others`."""
+        for stage in range(1, self._stages):
+            self._begin(stage, deadline, told)
+
+    def reports(self, deadline: float, *stages: int) -> dict[int, dict[str, Any]]:
+        """Of the first sender: stage -> what it passed to `done`, of these or all others; raises as `others`."""
+        return {stage: self._read((f"report {stage}",), stage, deadline) for stage in stages or range(1, self._stages)}
+
+    def _begin(self, stage: int, deadline: float, told: Any = None) -> None:
+        self._read((f"ready {stage}", f"report {stage}"), stage, deadline)  # it may report that it failed before
+        self._tell(f"begin {stage}", {"remaining_s": deadline - time.monotonic(), "told": told})
 
     def _key(self, message: str, part: int = 0) -> str:
         return f"slime/weights/{self._sync}/{message}/{part}"
@@ -136,6 +149,7 @@ class Turns:
     def _read(self, messages: tuple[str, ...], sender: int, deadline: float) -> dict[str, Any]:
         """The first of these messages of stage `sender` that is there."""
         # Torch's own wait would keep the store from others, and could not be interrupted.
+        began = time.monotonic()
         while not (there := [message for message in messages if self._store.check([self._key(message)])]):
             if time.monotonic() > deadline + LAST_WORDS_S:
                 what = "did not send its part" if self.stage == 0 else f"did not let stage {self.stage} send"
@@ -143,7 +157,7 @@ class Turns:
                     f"Weight sync: the sender of pipeline stage {sender} {what} in time. Look at the logs of the"
                     " trainer's ranks; --weight-sync-timeout-s sets the limit."
                 )
-            time.sleep(_POLL_S)
+            time.sleep(min(_POLL_S, max(0.0001, _POLL_SHARE * (time.monotonic() - began))))
         count, _, data = self._store.get(self._key(there[-1])).decode().partition(" ")
         data += "".join(self._store.get(self._key(there[-1], part)).decode() for part in range(1, int(count)))
         content: dict[str, Any] = json.loads(data)

@@ -16,6 +16,7 @@ import base64
 import io
 import os
 import pickle
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,8 @@ class TensorTransport(WeightTransport):
 
     Attributes:
         on_gpu: Whether the weights are on a GPU that the engines share.
-        bucket_bytes: Bytes shared at a time; on a CPU 64 MiB at most, unless a tensor is larger.
+        bucket_bytes: Bytes shared at a time, unless a tensor is larger. On a CPU half of that, because two blocks are
+            held and the tensors for the next, and 64 MiB at most.
         beside: The ranks beside the engines, if those are on several nodes.
     """
 
@@ -60,30 +62,38 @@ class TensorTransport(WeightTransport):
     beside: RanksBeside | None = None
     _blocks: dict[int, SharedBlock] = field(default_factory=dict, init=False)
 
-    def _update(self, named: NamedTensors, version: str) -> None:
-        limit = self.bucket_bytes if self.on_gpu else min(self.bucket_bytes, _BLOCK_BYTES)
-        with self._paused(session=True) as fleet:
-            loading: FleetCall | None = None
-            buckets = sync_buckets(named, limit, self.joined)
-            for number, bucket in enumerate(buckets):
-                if self.on_gpu and loading is not None:  # one bucket of GPU memory at a time
-                    loading.wait(fleet.deadline)
-                    self.close()
-                index = 0 if self.on_gpu else number % 2
-                block = self._block(index, bucket)
-                layout = block.fill(bucket)
-                if self.beside is None:
-                    of_engines = [block.handles(layout, engine.tp_size) for engine in self.engines]
-                else:
-                    of_engines = self.beside.hand_over(index, block, layout)
-                handles = {engine.url: theirs for engine, theirs in zip(self.engines, of_engines, strict=True)}
-                if loading is not None:
-                    loading.wait(fleet.deadline)
-                loading = self._start_loading(fleet, handles, version, flush=self._flushes(number))
+    def _send_part(self, fleet: Fleet, named: NamedTensors, version: str) -> tuple[float, None]:
+        """See `WeightTransport._send_part`."""
+        limit = self.bucket_bytes if self.on_gpu else min(max(1, self.bucket_bytes // 2), _BLOCK_BYTES)
+        buckets = sync_buckets(named, limit, self.joined)
+        bucket = next(buckets, None)  # while others send
+        if self.turns is not None:
+            fleet.deadline, _ = self.turns.wait(fleet.deadline)
+        started, loading = time.monotonic(), None
+        number = self.stage  # only the first sender has call 0
+        while bucket is not None:
+            if self.on_gpu and loading is not None:  # one bucket of GPU memory at a time
+                loading.wait(fleet.deadline)
+                self.close()
+            index = 0 if self.on_gpu else number % 2
+            block = self._block(index, bucket)
+            layout = block.fill(bucket)
+            bucket.clear()
+            if self.beside is None:
+                of_engines = [block.handles(layout, engine.tp_size) for engine in self.engines]
+            else:
+                of_engines = self.beside.hand_over(index, block, layout)
+            handles = {engine.url: theirs for engine, theirs in zip(self.engines, of_engines, strict=True)}
             if loading is not None:
                 loading.wait(fleet.deadline)
+            loading = self._start_loading(fleet, handles, version, flush=self._flushes(number))
+            number += 1
+            bucket = next(buckets, None)
+        if loading is not None:
+            loading.wait(fleet.deadline)
         if self.on_gpu:
             self.close()
+        return time.monotonic() - started, None
 
     def _start_loading(self, fleet: Fleet, handles: dict[str, list[str]], version: str, *, flush: bool) -> FleetCall:
         timeout_s = fleet.remaining_s()

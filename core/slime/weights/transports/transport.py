@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from slime.engine.control import EngineControl, UpdatedModels
 from slime.errors import EngineRefusedError, WeightSyncError
 from slime.plugin.architecture import Architecture
 from slime.weights.shards import NamedTensors
+from slime.weights.transports.stages import Turns, stage_metrics
 from slime.weights.verify import WeightCheck
 
 
@@ -168,9 +169,9 @@ class Fleet:
 
 @dataclass(kw_only=True, eq=False)
 class WeightTransport(ABC):
-    """Sends the trainer's weights to engines. Used on trainer rank 0.
+    """Sends the trainer's weights to engines: those of each pipeline stage from its first rank, or all from rank 0.
 
-    Of the `distributed` transport, the first rank of every other pipeline stage has one too.
+    The first stage's sender pauses the engines and resumes them.
 
     Attributes:
         engines: Engines to send to.
@@ -182,6 +183,7 @@ class WeightTransport(ABC):
         models: The engines' models that are updated from memory. From disk all are.
         repeated: Whether a failed sync is repeated. The engines are paused until then: a part of their weights may be
             new, and no token may come from such a mixture.
+        turns: If there are several senders, the turns of this one.
     """
 
     engines: Sequence[EngineControl]
@@ -191,6 +193,11 @@ class WeightTransport(ABC):
     keep_kv: bool = False
     models: UpdatedModels = "target"
     repeated: bool = False
+    turns: Turns | None = None
+    #: bytes of the tensors that this sender has been given in this sync
+    _sent: int = field(default=0, init=False)
+    #: of this sync, on the first sender: stage -> bytes and seconds
+    _shares: dict[int, tuple[int, float]] = field(default_factory=dict, init=False)
 
     def connect(self, engines: Sequence[EngineControl]) -> None:
         """Send to these engines from now on. Some may have been started again since the last sync."""
@@ -198,30 +205,70 @@ class WeightTransport(ABC):
         self.engines = engines
 
     def send(self, named: NamedTensors, *, version: str) -> dict[str, float]:
-        """Update every engine to these weights and this weight version.
+        """Update every engine to these weights and this weight version. Of several senders, each in `Turns.sync`.
 
         The whole sequence: pause, update and flush caches, check (if requested), resume.
 
         Returns:
-            Metrics: `synced_bytes`, which went to each engine.
+            Metrics, of the first sender: `synced_bytes`, which went to each engine, and the share of each of several.
 
         Raises:
             WeightSyncError: With engine and phase. Engines that still answer are resumed, unless the sync is repeated.
         """
-        sent = 0
+        self._sent = 0
+        counted = self._counted(named)
+        observed = counted if self.check is None else self.check.observe(counted)
+        if self.stage > 0:
+            self._send_stage(observed, version)
+            return {}
+        self._shares.clear()
+        self._update(observed, version)
+        total = float(sum(size for size, _ in self._shares.values()))
+        return {"synced_bytes": total, **({} if self.turns is None else stage_metrics(self._shares))}
 
-        def counted() -> NamedTensors:
-            nonlocal sent
-            for name, tensor in named:
-                sent += tensor.nbytes
-                yield name, tensor
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of this sender; that of the only one is 0."""
+        return 0 if self.turns is None else self.turns.stage
 
-        self._update(counted() if self.check is None else self.check.observe(counted()), version)
-        return {"synced_bytes": float(sent)}
+    def _counted(self, named: NamedTensors) -> NamedTensors:
+        for name, tensor in named:
+            self._sent += tensor.nbytes
+            yield name, tensor
+
+    def _send_stage(self, named: NamedTensors, version: str) -> None:
+        """The part of a sender other than the first."""
+        assert self.turns is not None
+        fleet = Fleet(self.engines, self.timeout_s)
+        try:
+            seconds, report = self._send_part(fleet, named, version)
+        finally:
+            fleet.close()
+        observed = None if self.check is None else self.check.report()
+        self.turns.done(sent=self._sent, seconds=seconds, report=[report, observed])
+
+    def _taken(self, reports: Mapping[int, Mapping[str, Any]]) -> list[Any]:
+        """What other senders have reported of their parts, of which bytes, seconds and checksums are kept."""
+        for stage, message in reports.items():
+            self._shares[stage] = message["sent"], message["seconds"]
+            if self.check is not None:
+                self.check.add(message["report"][1])
+        return [message["report"][0] for message in reports.values()]
+
+    def _update(self, named: NamedTensors, version: str) -> None:
+        """Of the first or only sender: have all tensors loaded by the engines, which `_paused` pauses for that.
+
+        Here from memory, one sender after the other.
+        """
+        with self._paused(session=True) as fleet:
+            seconds, _ = self._send_part(fleet, named, version)
+            self._shares[0] = self._sent, seconds
+            if self.turns is not None:
+                self._taken(self.turns.others(fleet.deadline))
 
     @abstractmethod
-    def _update(self, named: NamedTensors, version: str) -> None:
-        """Load the tensors into the engines, which are paused by `_paused` meanwhile."""
+    def _send_part(self, fleet: Fleet, named: NamedTensors, version: str) -> tuple[float, Any]:
+        """Send this sender's tensors when it is its turn; in how many seconds, and what the first sender must know."""
 
     @contextmanager
     def _paused(self, *, session: bool) -> Iterator[Fleet]:
