@@ -190,16 +190,21 @@ def dry_run(slime: Slime, base_words: list[str]) -> Slime:
 @pytest.fixture
 def refused(dry_run: Slime) -> Callable[..., str]:
     """The error for those and further arguments: exit code 2, on stderr, no traceback."""
+    return lambda *more: _refusal(dry_run(*more))
 
-    def message(*more: str) -> str:
-        ended = dry_run(*more)
-        assert ended.code == 2, ended
-        assert ended.out == ""
-        assert "\nslime: error: " in f"\n{ended.err}"  # warnings may precede it
-        assert "Traceback" not in ended.err
-        return ended.err.removeprefix("slime: error: ").rstrip("\n")
 
-    return message
+@pytest.fixture
+def refused_start(slime: Slime, base_words: list[str]) -> Callable[..., str]:
+    """The same of a run that is to start."""
+    return lambda *more: _refusal(slime("train", *base_words, *more))
+
+
+def _refusal(ended: Ended) -> str:
+    assert ended.code == 2, ended
+    assert ended.out == ""
+    assert "\nslime: error: " in f"\n{ended.err}"  # warnings may precede it
+    assert "Traceback" not in ended.err
+    return ended.err.removeprefix("slime: error: ").rstrip("\n")
 
 
 @pytest.fixture

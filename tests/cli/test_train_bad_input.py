@@ -77,7 +77,8 @@ def test_stop_tokens_outside_the_vocabulary_are_refused_with_the_numbers(refused
 def test_more_gpus_than_available_are_refused_with_the_numbers(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slime.cli.preflight_machine.nvidia_devices", lambda: 2)
+    for module in ("preflight", "preflight_machine"):
+        monkeypatch.setattr(f"slime.cli.{module}.nvidia_devices", lambda: 2)
     words = ("--device", "cuda", "--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2")
     assert "the run needs 4 GPUs (2 training ranks + 2 for engines), and this machine has 2" in refused(*words)
 
@@ -119,9 +120,9 @@ def test_a_model_folder_without_config(refused: Refused, model: Path) -> None:
     assert f"--hf-checkpoint {model}: {model}/config.json does not exist" in refused("--hf-checkpoint", str(model))
 
 
-def test_a_model_folder_without_tokenizer(refused: Refused, model: Path) -> None:
+def test_a_model_folder_without_tokenizer(refused_start: Refused, model: Path) -> None:
     (model / "tokenizer.json").unlink()
-    assert f"--hf-checkpoint {model} has no tokenizer" in refused("--hf-checkpoint", str(model))
+    assert f"--hf-checkpoint {model} has no tokenizer" in refused_start("--hf-checkpoint", str(model))
 
 
 def test_a_model_folder_with_a_broken_tokenizer(refused: Refused, model: Path) -> None:
@@ -129,9 +130,9 @@ def test_a_model_folder_with_a_broken_tokenizer(refused: Refused, model: Path) -
     assert f"the tokenizer in {model} cannot be loaded" in refused("--hf-checkpoint", str(model))
 
 
-def test_a_model_folder_without_weights(refused: Refused, model: Path) -> None:
+def test_a_model_folder_without_weights(refused_start: Refused, model: Path) -> None:
     (model / "model.safetensors").unlink()
-    assert f"--hf-checkpoint {model} has no weights" in refused("--hf-checkpoint", str(model))
+    assert f"--hf-checkpoint {model} has no weights" in refused_start("--hf-checkpoint", str(model))
 
 
 def test_a_model_of_an_unknown_architecture(refused: Refused, model: Path) -> None:

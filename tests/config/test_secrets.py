@@ -25,7 +25,7 @@ from slime.registry.component import checked_options
 from slime.registry.kinds import KINDS
 from slime.registry.load import Defect, check_spec
 from slime.registry.plugin_set import survey_plugins
-from slime.run.checkpoint.identity import data_order
+from slime.run.checkpoint.read import data_order
 
 CANARY = "canary-7f3a"
 URL = f"http://{CANARY}-user:{CANARY}@judge.example:8000/score?api_key={CANARY}&model=m"

@@ -83,6 +83,10 @@ MODES = {
         "tests/integration/test_runs.py::test_supervised_fine_tuning_starts_no_engine_and_lowers_the_loss"
     ),
     "tensor-parallel engines": "tests/engine/test_model_families.py::test_two_ranks_compute_what_transformers_computes",
+    "`--sglang-enable-dp-attention`, `--sglang-attn-dp-size`, `--sglang-ep-size`: log-probs and weights": (
+        "tests/weights/test_divided_engines.py::"
+        "test_ranks_that_divide_requests_or_experts_get_the_weights_and_serve_them"
+    ),
     "`--layer-backend fused`": "plugins/fused/tests/test_training.py::test_a_step_of_every_kind_of_model",
     "`--colocate` over two nodes, weights through memory (`tensor`)": (
         "tests/integration/test_nodes.py::test_colocated_over_two_nodes_the_run_computes_the_same"

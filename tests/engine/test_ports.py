@@ -41,7 +41,8 @@ def test_a_reserved_port_can_be_listened_on_but_not_reserved_again(monkeypatch: 
 
 def test_free_ports_are_outside_the_ephemeral_range() -> None:
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(free_port() < max(first_ephemeral, 20_100) for _ in range(50))
+    further = 239  # SGLang with DP attention
+    assert all(free_port() + further < max(first_ephemeral, 20_100) for _ in range(50))
 
 
 def test_a_port_in_use_is_refused_with_the_name_of_its_option() -> None:

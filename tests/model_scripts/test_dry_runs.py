@@ -91,15 +91,6 @@ def test_a_folder_as_published_in_fp8_is_refused_with_the_command_that_converts_
     assert "`slime convert model model-bf16`" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_folder_without_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_hollow_model(tmp_path / "model", "qwen3-0.6B")
-    (tmp_path / "model" / "model.safetensors").unlink()
-    words = arrays("qwen3-0.6B", HF_CHECKPOINT=str(tmp_path / "model"))
-    code = main(["train", "--dry-run", "--num-rollout", "1", *words["MODEL_ARGS"], *words["CKPT_ARGS"]])
-    assert code == 2
-    assert "model has no weights; expected *.safetensors files" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [

@@ -97,19 +97,27 @@ def test_vocabularies_are_padded_like_in_the_engine(tp_size: int, rows: int) -> 
     assert sum(shard.sum().item() for shard in shards) == 200
 
 
-def engine_of_experts(tensors: Mapping[str, Tensor], rank: int, size: int, groups: int) -> dict[str, Tensor]:
+def engine_of_experts(
+    tensors: Mapping[str, Tensor], rank: int, size: int, groups: int, copies: int
+) -> dict[str, Tensor]:
     """What rank `rank` of an engine holds of a Qwen3-MoE model of 3 layers and 8 experts."""
     held = {name: tensor for name, tensor in tensors.items() if "norm" in name or name.endswith("mlp.gate.weight")}
-    held |= {name: tensors[name].chunk(size)[rank] for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    of_size, of_rank = size // copies, rank % (size // copies)
+    held["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].chunk(of_size)[of_rank]
+    held["lm_head.weight"] = tensors["lm_head.weight"].chunk(size)[rank]
     parts = size // groups
     mine = range(8 * (rank // parts) // groups, 8 * (rank // parts + 1) // groups)
     for layer in ("model.layers.0", "model.layers.1", "model.layers.2"):
         attention, experts = f"{layer}.self_attn", f"{layer}.mlp.experts"
         of = {key: tensors[f"{attention}.{key}_proj.weight"] for key in "qkvo"}
-        ways = {"q": size, "k": min(size, 2), "v": min(size, 2)}  # 2 key and value heads, which ranks may share
-        joined = [of[key].chunk(count)[rank * count // size] for key, count in ways.items()]
+        ways = {
+            "q": of_size,
+            "k": min(of_size, 2),
+            "v": min(of_size, 2),
+        }  # 2 key and value heads, which ranks may share
+        joined = [of[key].chunk(count)[of_rank * count // of_size] for key, count in ways.items()]
         held[f"{attention}.qkv_proj.weight"] = torch.cat(joined)
-        held[f"{attention}.o_proj.weight"] = of["o"].chunk(size, 1)[rank]
+        held[f"{attention}.o_proj.weight"] = of["o"].chunk(of_size, 1)[of_rank]
         gate, up, down = (
             torch.stack([tensors[f"{experts}.{number}.{key}_proj.weight"] for number in mine])
             for key in ("gate", "up", "down")
@@ -120,11 +128,11 @@ def engine_of_experts(tensors: Mapping[str, Tensor], rank: int, size: int, group
     return held
 
 
-def answered(tensors: Mapping[str, Tensor], size: int, groups: int) -> dict[str, Any]:
+def answered(tensors: Mapping[str, Tensor], size: int, groups: int, copies: int = 1) -> dict[str, Any]:
     """An engine's answer to the weight check."""
     ranks = []
     for rank in range(size):
-        held = engine_of_experts(tensors, rank, size, groups)
+        held = engine_of_experts(tensors, rank, size, groups, copies)
         checksums = {
             name: hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
             for name, tensor in held.items()
@@ -133,22 +141,24 @@ def answered(tensors: Mapping[str, Tensor], size: int, groups: int) -> dict[str,
     return {"ranks": ranks}
 
 
-@pytest.mark.parametrize(("size", "groups"), [(1, 1), (2, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("size", "groups", "copies"), [(1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (2, 1, 2), (4, 2, 2), (4, 4, 4)]
+)
 def test_experts_are_compared_however_they_are_divided_and_in_whatever_order_they_come(
-    size: int, groups: int, model_folder: Folders
+    size: int, groups: int, copies: int, model_folder: Folders
 ) -> None:
     folder = model_folder("qwen3_moe")
     weights = load_file(folder / "model.safetensors")
-    check = WeightCheck(read_architecture(folder), [size], ep_size=groups)
+    check = WeightCheck(read_architecture(folder), [size], ep_size=groups, dp_size=copies)
     for named in (list(weights.items()), list(weights.items())[::-1]):
         list(check.observe(iter(named)))
-        check.compare("http://engine:1", answered(weights, size, groups))
+        check.compare("http://engine:1", answered(weights, size, groups, copies))
     two, five = (f"model.layers.1.mlp.experts.{number}.up_proj.weight" for number in (2, 5))
     weights[two], weights[five] = weights[five], weights[two]
     with pytest.raises(
         WeightSyncError, match=r"1 differ from the trainer's: \S+\.layers\.1\.mlp\.experts\.w13_weight\."
     ):
-        check.compare("http://engine:1", answered(weights, size, groups))
+        check.compare("http://engine:1", answered(weights, size, groups, copies))
 
 
 def test_a_transport_knows_how_its_engines_divide_experts(model_folder: Folders, tmp_path: Path) -> None:

@@ -13,9 +13,18 @@ from slime.config import RunConfig
 from slime.errors import CheckpointError, ConfigError
 from slime.plugin.architecture import Architecture
 from slime.run.checkpoint.files import make_folder, read_description, sync_folder, writing_checkpoint
-from slime.run.checkpoint.identity import PROMPT_FILES, data_order, describe_model
-from slime.run.checkpoint.megatron import megatron_part
-from slime.run.checkpoint.read import IS_CHECKPOINT, LATEST, Checkpoint, checkpoints_in, newest_intact, number_of
+from slime.run.checkpoint.read import (
+    IS_CHECKPOINT,
+    LATEST,
+    PROMPT_FILES,
+    Checkpoint,
+    checkpoints_in,
+    data_order,
+    describe_model,
+    megatron_part,
+    newest_intact,
+    number_of,
+)
 from slime.run.checkpoint.save import point_latest
 from slime.shops import import_shop
 

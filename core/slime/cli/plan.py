@@ -22,7 +22,8 @@ logger = logging.getLogger("slime.registry")
 
 def lines_of_plugins(checked: Preflight) -> dict[str, list[str]]:
     """Label -> lines, from `slime_plan_lines` of every plugin. What one raises is a warning: the run can start."""
-    longest_prompt = max((one.longest for one in checked.data if one.name == "training"), default=None)
+    counted = [one.longest for one in checked.data if one.name == "training" and one.limit]
+    longest_prompt = max(counted, default=None)
     lines: dict[str, list[str]] = {}
     for plugin in checked.plugins.plugins:
         found = plugin.found
@@ -62,6 +63,7 @@ def plan_text(checked: Preflight, of_plugins: Mapping[str, Sequence[str]], notes
         ("checkpoints", _checkpoints(config)),
         ("megatron", [_pairs(config.megatron)] if config.megatron else []),
         ("sglang", [_pairs(config.sglang)] if config.sglang else []),
+        ("not checked", _unchecked(checked)),
         ("notes", notes),
     ]
     lines = [
@@ -178,6 +180,12 @@ def _ports(first: int | None, count: int) -> str:
     if first is None:
         return f"{count} free port{'s' if count != 1 else ''} from 20000"
     return f"port {first}" if count == 1 else f"ports {first}-{first + count - 1}"
+
+
+def _unchecked(checked: Preflight) -> Iterator[str]:
+    yield from checked.unchecked
+    if checked.unchecked:
+        yield "the plan needs none of these, and the run does: without them it is refused when it starts"
 
 
 def _plugins(checked: Preflight) -> Iterator[str]:

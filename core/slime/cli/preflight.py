@@ -25,11 +25,14 @@ from slime.cli.checkpoint_choice import (
 from slime.cli.preflight_data import DataFacts, check_data, prompt_sets
 from slime.cli.preflight_engine import draft_problems, engine_option_problems, quantisation_problems
 from slime.cli.preflight_external import external_problems
-from slime.cli.preflight_machine import machine_notes, machine_problems
+from slime.cli.preflight_machine import device_problems, machine_notes, machine_problems
 from slime.cli.preflight_model import (
     ModelFacts,
     engine_problem,
+    has_tokenizer,
+    has_weights,
     length_notes,
+    missing_parts,
     model_problems,
     read_model,
     trainer_problems,
@@ -45,7 +48,7 @@ from slime.config import RunConfig, config_problems
 from slime.config.assemble import stop_on
 from slime.config.defaults import usual_transport
 from slime.config.eval_sets import eval_sets
-from slime.config.run_config import SECTION_OF
+from slime.config.run_config import SECTION_OF, nvidia_devices
 from slime.errors import SlimeError
 from slime.platform import platform_of
 from slime.plugin import FamilySpec
@@ -78,6 +81,8 @@ class Preflight:
     fallback: Fallback | None
     #: whether a resumed run has not been evaluated after its last rollout
     unevaluated: bool
+    #: what the run would need to start and is not here, of a run that is only planned
+    unchecked: list[str]
 
     @property
     def trained(self) -> bool:
@@ -122,6 +127,7 @@ def preflight(
     serves_checkpoint: bool = False,
     resumes: bool = False,
     unevaluated: bool = False,
+    plans: bool = False,
 ) -> Preflight:
     """Check a resolved configuration.
 
@@ -134,6 +140,7 @@ def preflight(
         serves_checkpoint: Whether engines start from the weights of a checkpoint instead of the model folder.
         resumes: Whether the run goes on in its own folder.
         unevaluated: Whether it lacks the evaluation after its last rollout.
+        plans: Whether nothing is to start: weights, tokenizers and GPUs may be absent, and what is there is checked.
 
     Raises:
         ConfigError: One error with every problem found.
@@ -144,7 +151,9 @@ def preflight(
     with_engines = generator is None or bool(generator.component.spec.needs_engine)
     # What is wrong with the family itself has been reported.
     models = None if "family" in checked.refused else Models(checked.plugins, config, run_dir)
-    model = None if models is None else _check_models(config, models, problems)
+    unchecked: list[str] = []
+    absent = unchecked if plans else problems
+    model = None if models is None else _check_models(config, models, problems, absent)
     family = checked.used["family"].component if "family" in checked.used else None
     if with_engines and family is not None and isinstance(family.spec, FamilySpec) and family.spec.not_served:
         problems.append(f"--hf-checkpoint {config.checkpoint.hf_checkpoint}: {family.spec.not_served}")
@@ -177,7 +186,9 @@ def preflight(
                 f"the run folder {run_dir} exists and is not empty. Choose another --run-name, or continue its run"
                 f" with --resume {run_dir}"
             )
-        problems += machine_problems(config, run_dir, with_engines=with_engines, trains=trains)
+        lacking = problems if nvidia_devices() else absent
+        lacking += device_problems(config, with_engines=with_engines, trains=trains)
+        problems += machine_problems(config, run_dir, with_engines=with_engines)
     found = _check_checkpoints(config, run_dir, checked.plugins, model, problems, unevaluated=unevaluated)
     stop_on(problems)
     assert model is not None
@@ -207,6 +218,7 @@ def preflight(
         checkpoint,
         fallback,
         unevaluated,
+        unchecked,
     )
 
 
@@ -231,8 +243,8 @@ def _collected(problems: list[str]) -> Iterator[None]:
 # --- model and data ----------------------------------------------------------------------------------
 
 
-def _check_models(config: RunConfig, models: Models, problems: list[str]) -> ModelFacts | None:
-    """Check the folders of the model, of the reference and of the critic."""
+def _check_models(config: RunConfig, models: Models, problems: list[str], absent: list[str]) -> ModelFacts | None:
+    """Check the folders of the model, of the reference and of the critic; what they lack is added to `absent`."""
     options, everything = config.checkpoint, config.checkpoint.check_weights == "all"
     model = None
     if options.hf_checkpoint is not None:
@@ -240,21 +252,25 @@ def _check_models(config: RunConfig, models: Models, problems: list[str]) -> Mod
             if options.trust_remote_code:
                 require_own_code(Path(options.hf_checkpoint))
             model = read_model(Path(options.hf_checkpoint), "--hf-checkpoint", models)
+            absent += missing_parts(model.folder, "--hf-checkpoint")
             problems += model_problems(config, model)
             model = replace(model, architecture=models.as_trained(model.architecture))
-            problems += weight_problems(model, "--hf-checkpoint", everything=everything)
+            if has_weights(model.folder):
+                problems += weight_problems(model, "--hf-checkpoint", everything=everything)
     for option, folder in (("--ref-load", options.ref_load), ("--critic-load", config.algorithm.critic_load)):
         if folder is None:
             continue
         backbone = option == "--critic-load"
         with _collected(problems):
             other = read_model(Path(folder), option, models)
+            absent += missing_parts(other.folder, option)
             different = differences(model.architecture, other.architecture, output_layer=not backbone) if model else []
             if different:
                 problems.append(
                     f"{option} {folder} has another architecture than --hf-checkpoint: {', '.join(different)}"
                 )
-            problems += weight_problems(other, option, everything=everything, backbone=backbone)
+            if has_weights(other.folder):
+                problems += weight_problems(other, option, everything=everything, backbone=backbone)
     return model
 
 
@@ -271,7 +287,7 @@ def _check_data(
             own = used.get(f"generator[eval.{one.name}]") if one.evaluation else None
             asked = own or generator
             sets.append(one if asked is None else replace(one, form=one.form.showing(asked.prompt_tools(config))))
-    if model is not None and sets:
+    if model is not None and sets and has_tokenizer(model.folder):
         with _collected(problems):
             tokenizer = load_tokenizer(
                 model.folder,

@@ -41,7 +41,7 @@ class DataFacts:
 
     name: str  #: "training", or an evaluation set
     source: PromptSource
-    limit: int  #: tokens a prompt may have
+    limit: int  #: tokens a prompt may have; 0: tokens are not counted
     rest_checked: str  #: when the rows outside the sample are checked
     rows: int = 0
     nearly: str = ""  #: "about " or "more than " if the rows were not counted
@@ -61,10 +61,9 @@ class DataFacts:
     first: PromptRow | None = None  #: the first row that can be used
 
     def __str__(self) -> str:
-        parts = [
-            f"{self.source}: {self.nearly}{self.rows} rows,"
-            f" longest prompt {self.longest} of at most {self.limit} tokens"
-        ]
+        parts = [f"{self.source}: {self.nearly}{self.rows} rows"]
+        if self.limit:
+            parts.append(f"longest prompt {self.longest} of at most {self.limit} tokens")
         if self.share is not None:
             parts.append(f"{self.share:.1%} of the prompts")
         if self.bad:
@@ -137,12 +136,13 @@ def check_data(
         DataError: A row cannot be used and may not be left out (the first such row).
         ConfigError: Responses leave no room for a prompt.
     """
-    limit = _prompt_limit(config, model, prompts) if tokenizer is not None and model is not None else 0
+    limit = 0 if model is None else _prompt_limit(config, model, prompts)
     sources = [parse_source(prompts.files[0])] if prompts.evaluation else parse_sources(prompts.files)
     if prompts.evaluation and sources[0].weight is not None:
         raise DataError(f"{sources[0]}: an evaluation set has no weight")
     vocabulary = None if model is None else int(model.gpt["vocab_size"])
-    facts = [look(source, prompts, tokenizer, limit, vocabulary) for source in sources]
+    counted = 0 if tokenizer is None else limit
+    facts = [look(source, prompts, tokenizer, counted, vocabulary) for source in sources]
     total = sum(source.weight for source in sources if source.weight is not None)
     for one in facts:
         one.share = None if one.source.weight is None else float(one.source.weight / total)

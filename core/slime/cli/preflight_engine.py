@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from slime.cli.preflight_model import missing_parts
 from slime.config import RunConfig
 from slime.config.flags import Flag
 from slime.config.run_config import nvidia_devices
@@ -169,8 +170,10 @@ def _asked(config: RunConfig, models: Models | None, options: Mapping[str, Any])
         deterministic=config.run.deterministic,
         extra_args=[*sglang_argv(config.sglang), *trusted, *model],
     )
-    # What SGLang makes of its options depends on the machine: for engines elsewhere only their words are checked.
-    whole = config.cluster.ray_address is None and (not config.on_gpu or nvidia_devices() > 0)
+    # What SGLang makes of its options depends on the machine and the model's files: for engines elsewhere, and in the
+    # plan of a run whose model is not here yet, only their words are checked.
+    here = config.cluster.ray_address is None and (not config.on_gpu or nvidia_devices() > 0)
+    whole = here and not any(missing_parts(folder, ""))
     words = [config.device, json.dumps(whole), json.dumps(options), *server_arguments(spec, port=1)]
     try:
         done = subprocess.run(

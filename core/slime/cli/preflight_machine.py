@@ -13,8 +13,8 @@ from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
 
 
-def machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, trains: bool) -> Iterator[str]:
-    """What the machine lacks: GPUs (unless a cluster provides them), free ports, writable folders."""
+def device_problems(config: RunConfig, *, with_engines: bool, trains: bool) -> Iterator[str]:
+    """GPUs that the machine lacks, unless a cluster provides them."""
     if config.on_gpu and config.cluster.ray_address is None:
         present = nvidia_devices()
         ranks = config.world_size if trains else 0
@@ -26,6 +26,10 @@ def machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool, tr
                 f" machine has {present}. Lower --actor-num-gpus-per-node or --rollout-num-gpus, or join a cluster with"
                 " --ray-address"
             )
+
+
+def machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool) -> Iterator[str]:
+    """What else the machine lacks: free ports, writable folders."""
     if with_engines:
         yield from _port_problems(config)
     folders = {"the run folder": run_dir, "--save": config.checkpoint.save}

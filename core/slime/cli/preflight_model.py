@@ -83,10 +83,10 @@ class ModelFacts:
 
 
 def read_model(folder: Path, option: str, models: Models) -> ModelFacts:
-    """Read the description of the model in a folder that `option` names.
+    """Read the description of the model in a folder that `option` names; `missing_parts` says what else it lacks.
 
     Raises:
-        ConfigError: The folder is missing or incomplete, or slime does not train this family of models.
+        ConfigError: The folder or its description is missing, or slime does not train this family of models.
     """
     if not folder.is_dir():
         raise ConfigError(
@@ -97,19 +97,31 @@ def read_model(folder: Path, option: str, models: Models) -> ModelFacts:
         found = models.read(folder)
     except SlimeError as error:
         raise ConfigError(f"{option} {folder}: {error}") from error
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ConfigError(
-            f"{option} {folder} has no tokenizer; expected one of the files {', '.join(_TOKENIZER_FILES)}"
-        )
     if (folder / ADAPTER_CONFIG).is_file():
         raise ConfigError(
             f"{option} {folder} has an {ADAPTER_CONFIG}: transformers would compute the model with these adapters, and"
             " slime and the engines without them. Move the adapter to a folder of its own; --lora-load starts from it,"
             " and `merge_and_unload` of peft puts it into the weights"
         )
-    if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"{option} {folder} has no weights; expected *.safetensors files")
     return ModelFacts(folder, found, block_of(read_hf_config(folder)))
+
+
+def missing_parts(folder: Path, option: str) -> Iterator[str]:
+    """What the folder of a described model lacks that a run needs, and a plan of one does not."""
+    if not has_tokenizer(folder):
+        yield f"{option} {folder} has no tokenizer; expected one of the files {', '.join(_TOKENIZER_FILES)}"
+    if not has_weights(folder):
+        yield f"{option} {folder} has no weights; expected *.safetensors files"
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a model folder has a tokenizer, of whatever kind."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a model folder has weights, complete or not."""
+    return any(folder.glob("*.safetensors"))
 
 
 def _how_to_download(folder: Path, option: str) -> str:

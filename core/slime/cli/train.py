@@ -50,8 +50,8 @@ def run(argv: Sequence[str], *, elsewhere: bool = False) -> int:
 
     Args:
         argv: Its words.
-        elsewhere: With `--dry-run`: whether the run is for another place or a later time, so that neither a run in its
-            folder nor the cluster that there is now matters.
+        elsewhere: With `--dry-run`: whether the run is handed over to another place or a later time, so that neither a
+            run in its folder nor the cluster that there is now matters, and all that it needs has to be here.
 
     Raises:
         ConfigError: Bad input, before any process starts.
@@ -92,7 +92,14 @@ def run(argv: Sequence[str], *, elsewhere: bool = False) -> int:
             if config.checkpoint.load is None:
                 notes.append(f"{folder} has no checkpoint yet: the run starts from the beginning, in the same folder")
         unevaluated = resumes and lacks_evaluation(config, folder)
-        checked = preflight(place_checkpoints(config), folder, functions, resumes=resumes, unevaluated=unevaluated)
+        checked = preflight(
+            place_checkpoints(config),
+            folder,
+            functions,
+            resumes=resumes,
+            unevaluated=unevaluated,
+            plans=_DRY_RUN in argv and not elsewhere,
+        )
         of_plugins = lines_of_plugins(checked)
         notes += [*checked.notes, *continued_notes(checked, resumes=resumes), *of_plugins.pop("notes", [])]
         if checked.trained and unevaluated:

@@ -105,6 +105,7 @@ class EngineControl:
         *,
         tp_size: int = 1,
         ep_size: int = 1,
+        dp_size: int = 1,
         timeout_s: float = 60.0,
     ) -> None:
         """Does not connect yet.
@@ -114,6 +115,7 @@ class EngineControl:
             keys: The engine's keys; None if it has none.
             tp_size: Tensor-parallel ranks of the engine.
             ep_size: Groups among which these ranks divide the experts of a mixture.
+            dp_size: Groups of ranks that each have all of attention and the embedding (DP attention).
             timeout_s: Time limit of calls that do not state one.
         """
         parts = urllib.parse.urlsplit(url)
@@ -122,6 +124,7 @@ class EngineControl:
         self.url = url.rstrip("/")
         self.tp_size = tp_size
         self.ep_size = ep_size
+        self.dp_size = dp_size
         self._keys = keys
         self._timeout_s = timeout_s
 

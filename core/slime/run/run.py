@@ -21,8 +21,7 @@ from slime.observe.timing import timed
 from slime.registry.plugin_set import PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout, add_versions
-from slime.run.checkpoint.megatron import initial_part
-from slime.run.checkpoint.read import Checkpoint, read_checkpoint
+from slime.run.checkpoint.read import Checkpoint, initial_part, read_checkpoint
 from slime.run.checkpoint.retention import Retention
 from slime.run.checkpoint.save import Saver, save_model, writer_for
 from slime.run.engine_profiles import EngineProfiles

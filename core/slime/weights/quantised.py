@@ -39,7 +39,7 @@ class Quantisation(Protocol):
     def tensors(self, named: NamedTensors) -> NamedTensors:
         """The trainer's tensors as engines get them."""
 
-    def check(self, tp_sizes: Iterable[int], *, ep_size: int) -> WeightCheck:
+    def check(self, tp_sizes: Iterable[int], *, ep_size: int, dp_size: int = 1) -> WeightCheck:
         """What compares the engines' weights with the tensors that they get; arguments as of `WeightCheck`."""
 
     def gap(self, policy: TrainableModel, batch: TrainBatch) -> dict[str, float]:

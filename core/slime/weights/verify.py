@@ -37,11 +37,12 @@ _ENGINE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """One tensor-parallel rank of an engine of `size` ranks, which share the experts in `groups` groups."""
+    """One of `size` ranks of an engine, which divide experts in `groups` groups, and attention in `copies` groups."""
 
     rank: int
     size: int
     groups: int
+    copies: int
 
     def holds(self, index: int, count: int) -> bool:
         """Whether it holds expert `index` of `count`, or a part of it."""
@@ -50,7 +51,11 @@ class _Rank:
 
     def shard(self, rule: Rule, parts: Sequence[Tensor]) -> Tensor:
         """What it stores of a rule's Hugging Face tensors."""
-        size = self.size if rule.expert is None else self.size // self.groups
+        size = self.size
+        if rule.expert is not None:
+            size //= self.groups
+        elif ".self_attention." in rule.megatron or "word_embeddings" in rule.megatron:
+            size //= self.copies
         return engine_shard(rule, parts, self.rank % size, size)
 
 
@@ -60,10 +65,17 @@ class WeightCheck:
     Pass the tensors of one sync through `observe`, send them, then `compare` each engine's checksums.
     """
 
-    def __init__(self, model: Architecture, tp_sizes: Iterable[int], *, ep_size: int = 1) -> None:
-        """Prepare for engines of these tensor-parallel sizes, whose ranks share the experts in `ep_size` groups."""
+    def __init__(self, model: Architecture, tp_sizes: Iterable[int], *, ep_size: int = 1, dp_size: int = 1) -> None:
+        """Prepare for engines of these tensor-parallel sizes.
+
+        Args:
+            model: The model that is sent.
+            tp_sizes: Ranks of the engines.
+            ep_size: See `EngineControl`.
+            dp_size: See there.
+        """
         self._rules = model.rules
-        self._ranks = [_Rank(rank, size, ep_size) for size in sorted(set(tp_sizes)) for rank in range(size)]
+        self._ranks = [_Rank(rank, size, ep_size, dp_size) for size in sorted(set(tp_sizes)) for rank in range(size)]
         #: rank -> engine parameter -> acceptable checksums, one for each type
         self._expected: dict[_Rank, dict[str, frozenset[str]]] = {rank: {} for rank in self._ranks}
         #: Hugging Face names of the last sync that did not come yet

@@ -92,8 +92,9 @@ class CpuPlatform(Platform):
             # --enable-deterministic-inference, and so that all CPU hosts compute alike.
             "--attention-backend": "torch_native",
             "--max-total-tokens": str(self.cache_tokens(Path(spec.model_path))),
-            # Otherwise an idle scheduler spins and takes a whole core from the trainer.
-            "--sleep-on-idle": None,
+            # Otherwise an idle scheduler spins and takes a whole core from the trainer. With DP attention ranks wait
+            # for one another in every round, and those that sleep would hold up each message by a second.
+            **({} if {"--enable-dp-attention", "--attn-dp-size"} & {*spec.extra_args} else {"--sleep-on-idle": None}),
         }
 
     def cache_tokens(self, model: Path) -> int:

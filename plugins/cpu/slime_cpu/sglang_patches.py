@@ -145,6 +145,11 @@ def patches() -> tuple[Patch, ...]:
             partial(prompts_once, firsts=firsts, shared=_shares_prompts),
             "equal prompts that wait together are all computed: the prefix cache only knows those of earlier passes",
         ),
+        Patch(
+            "sglang.srt.layers.moe.fused_moe_native:moe_forward_native",
+            own_experts_only,
+            "with --ep-size it takes the experts of other ranks, which SGLang numbers -1, for its own",
+        ),
         Patch(f"{fp8}:Fp8Config.get_supported_act_dtypes", with_float32, "engines on a CPU compute in float32"),
         Patch(f"{fp8}:Fp8LinearMethod.process_weights_after_loading_block_quant", dequantising_linear, no_arithmetic),
         Patch(f"{fp8}:Fp8LinearMethod.apply", plain_linear, no_arithmetic),
@@ -184,6 +189,7 @@ def apply() -> None:
     allow_routed_experts()
     absorb_latent_attention()
     define_hash_operator()
+    pad_for_other_ranks()
     for patch in patches():
         patch.apply()
 
@@ -219,6 +225,15 @@ def absorb_latent_attention() -> None:
     handlers.AttentionBackendRegistry._handlers.setdefault("torch_native", handlers._dispatch_mla_subtype)
 
 
+def pad_for_other_ranks() -> None:
+    """`--enable-dp-attention`: the ranks of an engine pad their batches to one size, with sequences of one token.
+
+    SGLang asks the backend for that length by a method that its backend for AMX has, and the torch backend lacks.
+    """
+    native = importlib.import_module("sglang.srt.layers.attention.torch_native_backend")
+    native.TorchNativeAttnBackend.get_cpu_graph_seq_len_fill_value = lambda _: 1
+
+
 def define_hash_operator() -> None:
     """Define `torch.ops.sgl_kernel.murmur_hash32_cpu`, which turns (seed, position, token) into random numbers.
 
@@ -246,6 +261,23 @@ def with_plain_positions(scaled: Callable[..., Any]) -> Callable[..., Any]:
         return factory.get_rope(**arguments)
 
     return positions
+
+
+def own_experts_only(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`moe_forward_native` for a rank that has some of the experts: what the others add comes from other ranks."""
+
+    def forward(layer: Any, rows: Tensor, chosen: Any, config: Any) -> Tensor:
+        if (chosen.topk_ids >= 0).all():
+            return compute(layer, rows, chosen, config)
+        total = torch.zeros_like(rows)
+        for ids, weights in zip(chosen.topk_ids.split(1, 1), chosen.topk_weights.split(1, 1), strict=True):
+            here = ids[:, 0] >= 0
+            if here.any():
+                own = chosen._replace(topk_ids=ids[here], topk_weights=weights[here])
+                total[here] += compute(layer, rows[here], own, config)
+        return total
+
+    return forward
 
 
 def _options() -> Any:

@@ -36,6 +36,14 @@ def test_without_it_a_device_is_refused_by_name() -> None:
         platform_of("cpu")
 
 
+@pytest.mark.parametrize("flags", [("--enable-dp-attention", "--dp-size", "2"), ("--attn-dp-size", "2")])
+def test_ranks_that_wait_for_one_another_do_not_sleep(flags: tuple[str, ...]) -> None:
+    alone = EngineSpec("model", Path("log"), device="cpu", tp_size=2)
+    together = EngineSpec("model", Path("log"), device="cpu", tp_size=2, extra_args=flags)
+    assert "--sleep-on-idle" in server_arguments(alone, 1)
+    assert "--sleep-on-idle" not in server_arguments(together, 1)
+
+
 @pytest.mark.usefixtures("without_platform")
 def test_an_engine_on_gpus_asks_for_no_platform() -> None:
     spec = EngineSpec("model", Path("log"), device="cuda")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from slime_cpu.sglang_layers import one_norm, short_rotation
+from slime_cpu.sglang_patches import own_experts_only
 
 HEAD = 16
 
@@ -78,3 +80,16 @@ def test_a_rotation_has_the_bits_of_its_formula() -> None:
 def test_other_rotations_are_left_to_sglang(others: dict[str, Any]) -> None:
     forward, layer = short_rotation(lambda *_: ("its", "own")), rotary_layer(**others)
     assert forward(layer, torch.arange(4), torch.randn(4, HEAD), torch.randn(4, HEAD)) == ("its", "own")
+
+
+def test_experts_of_other_ranks_add_nothing() -> None:
+    chosen = namedtuple("chosen", "topk_weights topk_ids")
+    factors = torch.tensor([2.0, 3.0])
+
+    def compute(_layer: Any, rows: Tensor, found: Any, _config: Any) -> Tensor:
+        return rows * (factors[found.topk_ids.long()] * found.topk_weights).sum(1, keepdim=True)
+
+    rows, weights = torch.ones(3, 4), torch.tensor([[0.25, 0.75], [0.5, 0.5], [0.1, 0.9]])
+    ids = torch.tensor([[0, -1], [-1, -1], [1, 0]])
+    found = own_experts_only(compute)(None, rows, chosen(weights, ids), None)
+    assert torch.allclose(found, torch.tensor([0.5, 0.0, 2.1])[:, None].expand(3, 4))

@@ -17,7 +17,7 @@ from tests.train.harness import RankLauncher, make_config, run_ranks
 from torch import Tensor
 
 from slime.errors import CheckpointError
-from slime.run.checkpoint.megatron import initial_part, megatron_part
+from slime.run.checkpoint.read import initial_part, megatron_part
 from slime_planner.checkpoint_weights import CheckpointWeights
 
 #: rows of the vocabulary in the checkpoint: Megatron-LM pads to a multiple of 128

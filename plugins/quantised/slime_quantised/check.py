@@ -25,7 +25,13 @@ class QuantisedCheck(WeightCheck):
     """What engines must hold of a model of which some weights are sent in blocks, each followed by its scales."""
 
     def __init__(
-        self, model: Architecture, in_blocks: Collection[str], tp_sizes: Iterable[int], *, ep_size: int = 1
+        self,
+        model: Architecture,
+        in_blocks: Collection[str],
+        tp_sizes: Iterable[int],
+        *,
+        ep_size: int = 1,
+        dp_size: int = 1,
     ) -> None:
         """
         Args:
@@ -33,8 +39,9 @@ class QuantisedCheck(WeightCheck):
             in_blocks: The names of the weights that are sent in blocks.
             tp_sizes: As of `WeightCheck`.
             ep_size: As of `WeightCheck`.
+            dp_size: As of `WeightCheck`.
         """
-        super().__init__(model, tp_sizes, ep_size=ep_size)
+        super().__init__(model, tp_sizes, ep_size=ep_size, dp_size=dp_size)
         self._in_blocks = in_blocks
 
     def observe(self, named: NamedTensors) -> NamedTensors:

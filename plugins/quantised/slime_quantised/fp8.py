@@ -103,11 +103,11 @@ class Fp8:
             else:
                 yield name, tensor
 
-    def check(self, tp_sizes: Iterable[int], *, ep_size: int) -> WeightCheck:
+    def check(self, tp_sizes: Iterable[int], *, ep_size: int, dp_size: int = 1) -> WeightCheck:
         """Compares the engines' weights with those that were sent: see `slime_quantised.check`."""
         from slime_quantised.check import QuantisedCheck
 
-        return QuantisedCheck(self._trained, self._names, tp_sizes, ep_size=ep_size)
+        return QuantisedCheck(self._trained, self._names, tp_sizes, ep_size=ep_size, dp_size=dp_size)
 
     def gap(self, policy: TrainableModel, batch: TrainBatch) -> dict[str, float]:
         """See `slime_quantised.gap.dequantised_gap`."""

@@ -1,25 +1,29 @@
-"""Reads checkpoints: which there are, and whether they are complete and intact."""
+"""Reads checkpoints: which there are, whether they are complete and intact, and what they say of their runs."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic checks it, and needs this one before Python 3.12
 
 from slime.config import RunConfig, config_from_toml
 from slime.errors import CheckpointError
-from slime.run.checkpoint.content import check_content
+from slime.errors.redaction import redacted
+from slime.kit.readers.prompt_source import content_digest, parse_sources
+from slime.plugin.architecture import Architecture
 from slime.run.checkpoint.files import (
     Files,
+    check_content,
     check_files,
     digest_of_json,
     read_description,
     read_json_object,
 )
-from slime.run.checkpoint.identity import PROMPT_FILES, Model, PromptFile
 
 FORMAT = 4
 TRAINER_PART = "megatron"
@@ -30,6 +34,33 @@ _NAME = re.compile(r"rollout_(\d+)")
 _ASIDE = re.compile(r"\.(rollout_\d+)\.replaced")
 #: matches the name of a checkpoint
 IS_CHECKPOINT = _NAME.fullmatch
+#: options of [data] that the order of the prompts depends on
+_DATA_ORDER = (
+    "data_source",
+    "input_key",
+    "label_key",
+    "tool_key",
+    "apply_chat_template",
+    "apply_chat_template_kwargs",
+    "bad_rows",
+    "streaming_data",
+    "rollout_shuffle",
+    "rollout_seed",
+)
+PROMPT_FILES = "prompt_data"
+
+
+class PromptFile(TypedDict):
+    path: str
+    weight: str
+    sha256: str
+
+
+class Model(TypedDict):
+    """The model whose weights a checkpoint holds."""
+
+    tensors: str  #: sha256 of the names and shapes of its Hugging Face tensors
+    sizes: dict[str, Any]  #: Megatron's terms
 
 
 def _pairs(value: Any) -> dict[Any, Any]:
@@ -223,3 +254,90 @@ def _first_problem(error: Exception) -> str:
         return str(error)
     first = error.errors(include_url=False, include_input=False)[0]
     return ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
+
+
+# --- what a checkpoint says of the run that wrote it ------------------------------------------------
+
+
+def describe_model(model: Architecture) -> Model:
+    """What a checkpoint says of its model, whether or not its layers for multi-token prediction are trained."""
+    further = model.predicting.rules if model.predicts and model.predicting is not None else ()
+    own = model.rules[: len(model.rules) - len(further)]
+    shapes = {name: list(shape) for rule in own for name, shape in rule.hf.items()}
+    sizes = {"family": model.family, **model.transformer, **model.gpt}
+    return {"tensors": digest_of_json(shapes), "sizes": json.loads(json.dumps(sizes))}
+
+
+def data_order(config: RunConfig) -> dict[str, Any]:
+    """Everything that determines the order of the prompts, as JSON values.
+
+    These are settings, the content of the prompt files (see `slime.kit.readers.prompt_source`) and the data source's
+    options.
+
+    Raises:
+        DataError: A prompt file cannot be read.
+    """
+    order = {name: getattr(config.data, name) for name in _DATA_ORDER}
+    order["n_samples_per_prompt"] = config.rollout.n_samples_per_prompt
+    order[PROMPT_FILES] = [
+        {"path": str(source), "weight": str(source.weight), "sha256": content_digest(source)}
+        for source in parse_sources(config.data.prompt_data)
+    ]
+    # As text, because `5` in a run file and the word "5" after a flag set the same value.
+    options = config.component_options.get("datasource", {})
+    order |= {f"datasource.{k}": v if isinstance(v, str) else json.dumps(v) for k, v in redacted(options).items()}
+    return order
+
+
+# --- checkpoints that Megatron-LM saved -------------------------------------------------------------
+
+#: names the newest iteration in a --save folder of Megatron-LM
+_NEWEST = "latest_checkpointed_iteration.txt"
+#: what a folder of tensors says about itself
+_TENSORS = "metadata.json"
+_KIND = "torch_dist"
+
+
+def initial_part(folder: Path) -> Path:
+    """The folder with the tensors of a checkpoint, slime's or Megatron-LM's, as a new run reads its first weights.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    return megatron_part(folder) or read_checkpoint(folder).trainer_part
+
+
+def megatron_part(folder: Path) -> Path | None:
+    """The folder with the tensors of a checkpoint of Megatron-LM; None if this is not one.
+
+    Args:
+        folder: A --save folder of Megatron-LM, or the folder of one iteration.
+
+    Raises:
+        CheckpointError: It is in another format than torch_dist, or its newest iteration is not there.
+    """
+    part = folder
+    if (folder / _NEWEST).is_file():
+        newest = read_description(folder / _NEWEST).strip()
+        if newest != "release" and not (newest.isascii() and newest.isdigit()):
+            raise CheckpointError(
+                f"{folder / _NEWEST} is damaged: got {newest[:80]!r}, expected `release` or the number of an iteration"
+            )
+        part = folder / (newest if newest == "release" else f"iter_{int(newest):07d}")
+        if not part.is_dir():
+            raise CheckpointError(f"{folder / _NEWEST} names {part.name}, which is not there")
+    if (part / _TENSORS).is_file():
+        found = read_json_object(part / _TENSORS).get("sharded_backend")
+        if found == _KIND:
+            return part
+        raise _other_format(part, found)
+    if part != folder or any(part.glob("mp_rank_*")):
+        raise _other_format(part, "torch")
+    return None
+
+
+def _other_format(part: Path, found: object) -> CheckpointError:
+    return CheckpointError(
+        f"{part} is a checkpoint of Megatron-LM in the format {found!r}, expected {_KIND!r}. Save it again there with"
+        f" --ckpt-convert-format {_KIND}, or convert it to a Hugging Face folder for --hf-checkpoint"
+    )

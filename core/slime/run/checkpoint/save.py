@@ -28,7 +28,6 @@ from slime.run.checkpoint.files import (
     write_text,
     writing_checkpoint,
 )
-from slime.run.checkpoint.identity import data_order, describe_model
 from slime.run.checkpoint.read import (
     CONFIG,
     FORMAT,
@@ -38,6 +37,8 @@ from slime.run.checkpoint.read import (
     STATE,
     TRAINER_PART,
     checkpoints_in,
+    data_order,
+    describe_model,
     read_checkpoint,
     standing,
 )

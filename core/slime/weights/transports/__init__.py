@@ -111,8 +111,10 @@ class WeightSender:
     ) -> WeightTransport:
         config, wanted = self._config, (tuple(engine_urls), restarts)
         if self._transport is None or wanted != self._connected:
-            ep_size = config.sglang.get("ep_size", 1)
-            engines = [EngineControl(url, keys, tp_size=tp_size, ep_size=ep_size) for url in engine_urls]
+            options = config.sglang
+            dp_size = options.get("dp_size" if options.get("enable_dp_attention") else "attn_dp_size", 1)
+            sizes = {"tp_size": tp_size, "ep_size": options.get("ep_size", 1), "dp_size": dp_size}
+            engines = [EngineControl(url, keys, **sizes) for url in engine_urls]
             if self._transport is None:
                 assert self._run_dir is not None
                 self._transport = create_transport(
@@ -173,11 +175,11 @@ def create_transport(
     """
     check = None
     if options.check_weight_update_equal:
-        tp_sizes, ep_size = {engine.tp_size for engine in engines}, engines[0].ep_size
+        tp_sizes, ep_size, dp_size = {engine.tp_size for engine in engines}, engines[0].ep_size, engines[0].dp_size
         check = (
-            WeightCheck(model, tp_sizes, ep_size=ep_size)
+            WeightCheck(model, tp_sizes, ep_size=ep_size, dp_size=dp_size)
             if quantised is None
-            else quantised.check(tp_sizes, ep_size=ep_size)
+            else quantised.check(tp_sizes, ep_size=ep_size, dp_size=dp_size)
         )
     model = model if quantised is None else quantised.model
     common: dict[str, Any] = {"engines": engines, "timeout_s": options.weight_sync_timeout_s, "check": check}
