@@ -83,7 +83,7 @@ def finish(
             policy,
             seed=42,
         )
-        with pipeline.batch(SAMPLING) as context:
+        async with pipeline.batch(SAMPLING) as context:
             return await pipeline.finish(wanted, context), context
 
     return asyncio.run(main())

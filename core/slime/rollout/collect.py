@@ -5,7 +5,7 @@ Who waits for whom, all but the driver in the event loop of the rollout process:
 | loop | produces | waits for | unblocked by |
 | --- | --- | --- | --- |
 | the driver's loop | batches trained on, weights | the oldest rollout | `collect` returns |
-| `Collector._fill` | one batch | a group, or all of a round | a group's task ends |
+| `Collector.collect` | one batch | a group, or all of a round | a group's task ends |
 | | | its turn to select | the batch before is complete |
 | `Pipeline.finish_group` | a finished group | its samples and rewards | generators and rewards return |
 | `SampleGenerator.generate` | finished samples | a slot for a sample | another sample ends |
@@ -97,43 +97,34 @@ class Collector:
         # Nothing is awaited before this batch's first prompts are taken: batches take theirs in the order of the calls.
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(mine)
+        turn = self._turns[-2] if len(self._turns) > 1 else _done()
         rollout = Rollout(number)
         try:
-            with self.pipeline.batch(self.sampling) as batch:
-                try:
-                    await self._fill(rollout, batch)
-                finally:
-                    await batch.close()
+            async with self.pipeline.batch(self.sampling) as batch:
+                if count := self._first_draw(rollout):
+                    self._begin(rollout, count, batch)
+                while len(rollout.groups) < self.batch_size:
+                    await batch.wait(turn, for_all=not self.aborts_surplus)
+                    self._buffer(rollout, batch.finished())
+                    if turn.done():
+                        self._select_or_begin(rollout, batch)
+                if self.aborts_surplus:
+                    await self._abort_surplus(rollout, batch)
         finally:
             mine.set_result(None)
             self._turns.remove(mine)
-        rollout.metrics |= {
-            "time/engine": batch.engine_clock.seconds,
-            "time/reward": batch.reward_clock.seconds,
-            **self._metrics(rollout),
-        }
+        rollout.metrics |= self._metrics(rollout, batch)
         self.ledger.check()
         return rollout
 
-    async def _fill(self, rollout: Rollout, batch: BatchInProgress) -> None:
-        turn = self._turns[-2] if len(self._turns) > 1 else _done()
-        if count := self._first_draw(rollout):
-            self._begin(rollout, count, batch)
-        while True:
-            await batch.wait(turn, for_all=not self.aborts_surplus)
-            self._buffer(rollout, batch.finished())
-            if not turn.done():
-                continue
-            found = self.ledger.count(GroupState.BUFFERED)
-            if found >= self.batch_size or not batch.outstanding:
-                found = self._select(rollout)
-                if found == self.batch_size:
-                    break
-            missing = self.batch_size - found - batch.outstanding
-            if missing > 0:
-                self._begin(rollout, self._next_draw(rollout, missing), batch)
-        if self.aborts_surplus:
-            await self._abort_surplus(rollout, batch)
+    def _select_or_begin(self, rollout: Rollout, batch: BatchInProgress) -> None:
+        """Select the batch, as far as there are groups for it, and start those that are missing."""
+        found = self.ledger.count(GroupState.BUFFERED)
+        if found >= self.batch_size or not batch.outstanding:
+            found = self._select(rollout)
+        missing = self.batch_size - found - batch.outstanding
+        if missing > 0:
+            self._begin(rollout, self._next_draw(rollout, missing), batch)
 
     def _first_draw(self, rollout: Rollout) -> int:
         """How many groups to start with."""
@@ -231,12 +222,14 @@ class Collector:
             (groups[index], reason) for index, reason in selection.drop.items() if not groups[index].uses
         ]
 
-    def _metrics(self, rollout: Rollout) -> dict[str, float]:
-        """`rollout/...`: ages of the batch's groups, in rollouts since they were generated."""
+    def _metrics(self, rollout: Rollout, batch: BatchInProgress) -> dict[str, float]:
+        """`rollout/...`, such as ages of the batch's groups in rollouts since they were generated, and `time/...`."""
         ages = [group.age for group in rollout.groups]
         buffered_ages = [group.age for group in self.ledger.buffered(rollout.number)]
         reused = sum(group.uses > 0 for group in rollout.groups)
         return {
+            "time/engine": batch.engine_clock.seconds,
+            "time/reward": batch.reward_clock.seconds,
             "rollout/rounds": float(rollout.rounds),
             "rollout/groups_generated": float(len(rollout.generated)),
             "rollout/buffer_size": float(len(buffered_ages)),

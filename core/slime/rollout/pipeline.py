@@ -9,8 +9,8 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
 from slime.engine.client import HttpPolicyClient
@@ -106,40 +106,42 @@ class SampleGenerator:
         If the batch is already full, the sample itself: PENDING, with its tokens so far, to be continued later.
         """
         async with self._slots.slot(evaluation=context.sampling.evaluation):
-            return [sample] if context.stopping else await self._generate(sample, context)
-
-    async def _generate(self, sample: Sample, context: BatchInProgress) -> list[Sample]:
-        asked = Snapshot.of(sample)
-        recorded = _answered_before(asked) if self._passive.due(self.component_name) else None
-        session = PolicySession(context, self._timeout_s, recorded, self._grace_s)
-        fault = None
-        try:
-            async with session.deadline:
-                produced = await self._generator.generate(sample, context.sampling_of(sample), session)
-            if session.engine_error is None:
+            if context.stopping:
+                return [sample]
+            asked = Snapshot.of(sample)
+            recorded = _answered_before(asked) if self._passive.due(self.component_name) else None
+            session = PolicySession(context, self._timeout_s, recorded, self._grace_s)
+            try:
+                async with session.deadline:
+                    produced = await self._generator.generate(sample, context.sampling_of(sample), session)
+                if session.engine_error is not None:
+                    raise session.engine_error
                 samples = check_generated(produced, asked)
                 if session.cut_short:
                     return _to_be_continued(samples, asked)
                 self._check_recorded(samples, recorded)
                 self._health.record(sample, None)
-                return samples
-        except EngineError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the boundary around the generator plugin, sys.exit() included
-            expired, limit = session.deadline.expired(), self._health.option("timeout_s")
-            hung = f"no progress for {self._timeout_s:g} s ({limit})" if expired else None
-            fault = fault_of(self.component_name, error, hung)
-            if session.unanswered is not None or (fault.cause is Cause.HUNG and session.waiting):
-                reason = f"no answer of the engines for {self._timeout_s:g} s (--rollout-timeout-s)"
-                mark([sample], Status.ABORTED, f"{self.component_name}: {reason}")
-                fault = None
+            except EngineError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the boundary around the plugin, sys.exit() included
+                self._lost(sample, error, asked, session)
+                return [sample]
+            return samples
+
+    def _lost(self, sample: Sample, error: BaseException, asked: Snapshot, session: PolicySession) -> None:
+        """Mark a sample whose generator ended with an error. Raises that of the engines, or a cancellation."""
+        expired, limit = session.deadline.expired(), self._health.option("timeout_s")
+        hung = f"no progress for {self._timeout_s:g} s ({limit})" if expired else None
+        fault = fault_of(self.component_name, error, hung)
         if session.engine_error is not None:
             raise session.engine_error
         asked.restore_identity(sample)
-        if fault is not None:
+        if session.unanswered is not None or (fault.cause is Cause.HUNG and session.waiting):
+            reason = f"no answer of the engines for {self._timeout_s:g} s (--rollout-timeout-s)"
+            mark([sample], Status.ABORTED, f"{self.component_name}: {reason}")
+        else:
             mark([sample], Status.FAILED, fault.reason)
             self._health.record(sample, fault)
-        return [sample]
 
     def _check_recorded(self, samples: list[Sample], recorded: list[Generation] | None) -> None:
         """Report, once, tokens to train on that are not in the recorded answers of the policy."""
@@ -184,15 +186,19 @@ class Pipeline:
         """What counts failures, to be asked for `metrics` and `tracebacks` at the end of every rollout."""
         return [self.generator, *([] if self.scorer is None else [self.scorer])]
 
-    @contextmanager
-    def batch(self, sampling: SamplingParams) -> Iterator[BatchInProgress]:
-        """The context of one rollout or evaluation set, with the sampling parameters of its responses."""
+    @asynccontextmanager
+    async def batch(self, sampling: SamplingParams) -> AsyncIterator[BatchInProgress]:
+        """One rollout or evaluation set, with the sampling parameters of its responses; closed after the body.
+
+        Entering it does not give way to other tasks.
+        """
         context = BatchInProgress(self.policy, sampling, self.seed)
         self.batches.append(context)
         try:
             yield context
         finally:
             self.batches.remove(context)
+            await context.close()
 
     async def finish(self, groups: Sequence[Group], context: BatchInProgress) -> list[Group]:
         """Generate and score all `groups` concurrently. Raises `EngineError` when the engines are gone."""

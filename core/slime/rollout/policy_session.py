@@ -143,12 +143,26 @@ class PolicySession:
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
     ) -> Generation:
         """One response to `tokens`: see `slime.plugin.PolicyClient`."""
+        context, policy = self._context, self._context.policy
+        if policy is None:
+            raise PluginContractError(
+                "asked the policy for a response, but this run has no engines: the generator's spec says"
+                " needs_engine=False"
+            )
+        if context.stopping:
+            self.deadline.extend(self._timeout_s)
+            self.cut_short, self.unanswered = True, None
+            return Generation([], [], "abort", [], _STOPPED)
         self.deadline.extend(self._timeout_s + self._grace_s)
-        clock, inside = self._context.engine_clock, None
+        clock, inside = context.engine_clock, None
         since = clock.now()
         self.waiting += 1
+        # SGLang aborts every request whose name begins with the one given, so all names are equally long.
+        rid = os.urandom(16).hex()
+        context.open_requests.add(rid)
         try:
-            answer = await self._ask(tokens, sampling, session)
+            answer = await policy.generate(tokens, sampling, session=session, rid=rid)
+            context.open_requests.remove(rid)
             inside = answer.meta.get("e2e_latency")
         except EngineError as error:
             self.engine_error = error
@@ -161,25 +175,9 @@ class PolicySession:
             self.waiting -= not self.deadline.expired()
             self.deadline.extend(self._timeout_s)
         self.unanswered = None
-        if self._context.stopping and answer.finish_reason == "abort":
+        if context.stopping and answer.finish_reason == "abort":
             self.cut_short = True
         if self.recorded is not None:
             kept = replace(answer, tokens=list(answer.tokens), log_probs=list(answer.log_probs), routed_experts=None)
             self.recorded.append(kept)
-        return answer
-
-    async def _ask(self, tokens: Sequence[int], sampling: SamplingParams, session: str | None) -> Generation:
-        context, policy = self._context, self._context.policy
-        if policy is None:
-            raise PluginContractError(
-                "asked the policy for a response, but this run has no engines: the generator's spec says"
-                " needs_engine=False"
-            )
-        if context.stopping:
-            return Generation([], [], "abort", [], _STOPPED)
-        # SGLang aborts every request whose name begins with the one given, so all names are equally long.
-        rid = os.urandom(16).hex()
-        context.open_requests.add(rid)
-        answer = await policy.generate(tokens, sampling, session=session, rid=rid)
-        context.open_requests.remove(rid)
         return answer
