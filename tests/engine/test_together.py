@@ -34,13 +34,13 @@ def names(count: int) -> list[str]:
 
 def counted(client: HttpPolicyClient) -> list[Request]:
     """The messages that the client sends from now on."""
-    messages, post = [], client._post
+    messages, ask = [], client._ask
 
-    async def counting(url: URL, body: bytes, headers: Any) -> bytes:
-        messages.append(orjson.loads(body))
-        return await post(url, body, headers)
+    async def counting(url: URL, request: Request, session: str | None = None) -> Any:
+        messages.append(request)
+        return await ask(url, request, session)
 
-    client._post = counting  # type: ignore[method-assign]  # looks at what is sent
+    client._ask = counting  # type: ignore[method-assign]  # looks at what is sent
     return messages
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
@@ -90,7 +90,7 @@ class HttpPolicyClient:
         """
         self._headers = {**_HEADERS, **bearer(None if keys is None else keys.api)}
         self._abort_headers = bearer(None if keys is None else keys.admin)
-        self._repeats = repeats
+        self._repeats = Repeats(limit_s=None) if repeats is None else repeats
         self.connect(base_url)
         self._timeout_s = timeout_s
         self._concurrency = concurrency
@@ -120,11 +120,11 @@ class HttpPolicyClient:
         self._engine_urls = [URL(url.rstrip("/") + "/generate") for url in engines]
         self._abort_urls = [URL(url.rstrip("/") + "/abort_request") for url in engines]
         self._direct = DirectEngines(len(self._engine_urls))
-        return 0 if self._repeats is None else self._repeats.connected()
+        return self._repeats.connected()
 
     def engines_answering_garbage(self) -> list[str]:
         """URLs of the engines that have answered several requests with something else than a response."""
-        return [] if self._repeats is None else self._repeats.engines_answering_garbage()
+        return self._repeats.engines_answering_garbage()
 
     def limit(self, requests: int) -> None:
         """Keep at most this many requests in flight from now on, and never more than `concurrency`.
@@ -167,15 +167,15 @@ class HttpPolicyClient:
             DeadlineError: After `timeout_s`.
         """
         send = partial(self._send, tokens, sampling, session)
-        return await (send(rid) if self._repeats is None else self._repeats.answer(send, rid or uuid.uuid4().hex))
+        return await self._repeats.answer(send, rid or uuid.uuid4().hex)
 
     async def _send(
         self,
         tokens: Sequence[int],
         sampling: SamplingParams,
         session: str | None,
-        rid: str | None,
-        direct: bool = False,
+        rid: str,
+        direct: bool,
     ) -> Generation:
         """Send a request once; `direct`: to an engine directly, so that an error names it."""
         self._check_tokens(tokens)
@@ -183,19 +183,17 @@ class HttpPolicyClient:
         request = request_of(tokens, sampling, rid, routed=routed)
         short = sampling.max_new_tokens <= LONGEST_TOGETHER
         shared = self._shared if short and session is None and not (routed or direct) else None
-        name, url = rid or "", self._url
+        self._unsent[rid], url = False, self._url
         try:
-            if rid is not None:
-                self._unsent[rid] = False
             async with self._slots.slot(evaluation=sampling.evaluation):
-                if self._unsent.pop(name, False):
+                if self._unsent.pop(rid, False):
                     return Generation([], [], "abort", [], _NOT_SENT)
                 try:
                     async with asyncio.timeout(self._timeout_s):
                         if shared is not None:
                             answer, url = await shared.ask(request)
                         else:
-                            with self._chosen([name], session, direct=routed or direct or self._always) as url:
+                            with self._chosen([rid], session, direct=routed or direct or self._always) as url:
                                 answer = await self._ask(url, request, session)
                 except TimeoutError:
                     raise DeadlineError(
@@ -204,16 +202,11 @@ class HttpPolicyClient:
                         " log."
                     ) from None
         finally:
-            self._unsent.pop(name, None)  # cancelled while it waited
+            self._unsent.pop(rid, None)  # cancelled while it waited
         generation = generation_of(answer, url)
         if not routed or self._routed_layers is None:
             return generation
         return with_routed_experts(generation, len(tokens), sampling.routed_from, self._routed_layers, url)
-
-    async def _ask(self, url: URL, request: Request, session: str | None = None) -> Any:
-        """The fields of the answer to one request."""
-        headers = self._headers if session is None else {**self._headers, _SESSION_HEADER: session}
-        return fields_of(await self._post(url, encoded(request), headers), url)
 
     async def _ask_together(self, requests: list[Request]) -> list[Answer | Exception]:
         """The answers to requests that are sent in one message; each has its own seed, name, and error."""
@@ -222,12 +215,12 @@ class HttpPolicyClient:
         message: Request = {
             "input_ids": [request["input_ids"] for request in requests],
             "sampling_params": [request["sampling_params"] for request in requests],
-            "rid": [request.get("rid") or uuid.uuid4().hex for request in requests],
+            "rid": [request["rid"] for request in requests],
             "return_logprob": True,
         }
         try:
             with self._chosen(message["rid"], None, direct=True) as url:
-                answers = fields_of(await self._post(url, encoded(message), self._headers), url)
+                answers = await self._ask(url, message)
         except RequestRefusedError:
             # One of them is at fault, and must not take the others with it. The engine may still be busy with those, so
             # their names are taken.
@@ -268,11 +261,11 @@ class HttpPolicyClient:
             EngineError: If an engine does not accept the message, and requests are not repeated: those of an engine
                 that has just ended have ended with it.
         """
-        if self._repeats is None:
-            return await self._send_aborts(rids)
         try:
             await self._send_aborts(self._repeats.abort(rids))
         except SlimeError as error:
+            if not self._repeats.on:
+                raise
             logger.info("an engine did not take an abort, and is restarted if it has ended: %s", error)
 
     async def _send_aborts(self, rids: Collection[str]) -> None:
@@ -308,9 +301,10 @@ class HttpPolicyClient:
                 f"the model's vocabulary has {self._vocab_size}"
             )
 
-    async def _post(self, url: URL, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """The body of a successful answer."""
-        attempt = 1
+    async def _ask(self, url: URL, request: Request, session: str | None = None) -> Any:
+        """The fields of the answer to one message."""
+        headers = self._headers if session is None else {**self._headers, _SESSION_HEADER: session}
+        body, attempt = encoded(request), 1
         while True:
             try:
                 async with self._open_session().post(url, data=body, headers=headers) as response:
@@ -322,7 +316,7 @@ class HttpPolicyClient:
                         if response.status == _UNAVAILABLE:
                             kind = NoEngineError
                         raise kind(f"POST {url}: status {response.status}, answer: {text}")
-                    return answer
+                    return fields_of(answer, url)
             except aiohttp.ClientConnectorError as error:  # no connection: nothing was accepted
                 if attempt >= _CONNECT_ATTEMPTS:
                     raise NoEngineError(f"POST {url}: no connection in {attempt} attempts ({error})") from error

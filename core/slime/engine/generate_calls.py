@@ -103,7 +103,7 @@ def with_routed_experts(answer: Generation, prompt_length: int, start: int, laye
     return replace(answer, meta=meta, routed_experts=experts.reshape(rows, layers, -1).astype(kind), routed_from=start)
 
 
-def request_of(tokens: Sequence[int], sampling: SamplingParams, rid: str | None, *, routed: bool) -> Request:
+def request_of(tokens: Sequence[int], sampling: SamplingParams, rid: str, *, routed: bool) -> Request:
     """The fields of a request; `routed`: ask which experts compute each token."""
     parameters: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
@@ -119,9 +119,7 @@ def request_of(tokens: Sequence[int], sampling: SamplingParams, rid: str | None,
     # samples of a prompt.
     seed = sampling.sampling_seed
     parameters["sampling_seed"] = random.getrandbits(_SEED_BITS) if seed is None else seed
-    request: Request = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True}
-    if rid is not None:
-        request["rid"] = rid
+    request: Request = {"input_ids": tokens, "sampling_params": parameters, "return_logprob": True, "rid": rid}
     if routed:
         request["return_routed_experts"] = True
         request["routed_experts_start_len"] = sampling.routed_from

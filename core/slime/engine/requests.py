@@ -14,6 +14,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime.errors import EngineError, GarbledAnswerError, NoEngineError
@@ -44,6 +45,25 @@ def repeat_limit_s(config: RunConfig) -> float:
     return config.cluster.startup_timeout_s + config.cluster.step_timeout_s + config.sync.weight_sync_timeout_s
 
 
+@dataclass(slots=True)
+class _Open:
+    """A request in progress."""
+
+    #: what engines know it by. Each attempt has its own: after the end of the router, the engines still work on the one
+    #: before.
+    name: str
+    #: seconds until it is sent again after a failure
+    wait_s: float
+    #: to an engine directly: only one that is asked so can be told from the others
+    direct: bool = False
+    aborted: bool = False
+    #: when it failed first
+    failed_at: float | None = None
+    #: failures that count, and when the last of them was
+    failures: int = 0
+    counted_at: float = -math.inf
+
+
 class Repeats:
     """When a failed request is sent again, with the same sampling seed.
 
@@ -53,19 +73,19 @@ class Repeats:
     is known to be at fault do not count. What an engine refuses, or does not answer in time, is not repeated.
     """
 
-    def __init__(self, *, limit_s: float, trained: bool = True) -> None:
+    def __init__(self, *, limit_s: float | None, trained: bool = True) -> None:
         """
         Args:
-            limit_s: Seconds after its first failure in which a request is sent again.
+            limit_s: Seconds after its first failure in which a request is sent again; None: it never is.
             trained: Whether the engines' weights come from a trainer. An answer of those of the model folder does not
                 count then: the connection to an engine may have been tried again when it had just been restarted.
         """
-        self._trained = trained
+        #: whether anything is sent again
+        self.on = limit_s is not None
+        self._trained = trained and self.on
         self._limit_s = limit_s
-        #: name that the caller knows -> name at the engines, of requests in progress. Each attempt has its own: after
-        #: the end of the router, the engines still work on the one before.
-        self._names: dict[str, str] = {}
-        self._aborted: set[str] = set()
+        #: name that the caller knows -> the request
+        self._open: dict[str, _Open] = {}
         self._repeated = 0
         #: URL of an engine -> answers of it that were not responses
         self._garbled: Counter[str] = Counter()
@@ -93,51 +113,53 @@ class Repeats:
             ask: Sends it under a name; if the flag is set to an engine directly, so that an error names that.
             rid: Its name for `abort`.
         """
-        self._names[rid] = rid
+        request = self._open[rid] = _Open(rid, _FIRST_WAIT_S)
         try:
-            return await self._repeat(ask, rid)
+            while True:
+                try:
+                    answer = await ask(request.name, request.direct)
+                    if not self._trained or _OF_MODEL_FOLDER not in answer.weight_versions:
+                        return answer
+                    raise NoEngineError("the engine that answered has not got its weights yet")
+                except EngineError as error:
+                    self._count(request, error)
+                    if not request.aborted:
+                        logger.info("a request is sent again in %.2f s: %s", request.wait_s, error)
+                        await asyncio.sleep(request.wait_s)
+                if request.aborted:
+                    return Generation([], [], "abort", [], _ABORTED)
+                request.wait_s = min(2 * request.wait_s, _LONGEST_WAIT_S)
+                self._repeated += request.name == rid
+                request.name = uuid.uuid4().hex
         finally:
-            del self._names[rid]
-            self._aborted.discard(rid)
+            del self._open[rid]
 
-    async def _repeat(self, ask: Callable[[str, bool], Awaitable[Generation]], rid: str) -> Generation:
-        failures, wait_s, failed_at, direct = 0, _FIRST_WAIT_S, 0.0, False
-        counted_at = -math.inf
-        while True:
-            try:
-                answer = await ask(self._names[rid], direct)
-                if not self._trained or _OF_MODEL_FOLDER not in answer.weight_versions:
-                    return answer
-                raise NoEngineError("the engine that answered has not got its weights yet")
-            except EngineError as error:
-                now = time.monotonic()
-                failed_at = failed_at or now
-                counts = not isinstance(error, NoEngineError) and now - counted_at >= OUTAGE_S
-                if isinstance(error, GarbledAnswerError):
-                    self._garbled[error.url] += direct
-                    counts = error.url not in self._at_fault and self._garbled[error.url] <= MOST_GARBLED
-                    direct = True  # only an engine that is asked directly can be told from the others
-                if counts:
-                    failures, counted_at = failures + 1, now
-                waited_s = now - failed_at
-                if failures >= MOST_FAILURES or waited_s > self._limit_s:
-                    raise EngineError(
-                        f"{failures} engines took this request and failed, and it was repeated for {waited_s:.0f} s;"
-                        f" allowed are {MOST_FAILURES - 1} and {self._limit_s:.0f} s. The last failure: {error}"
-                    ) from error
-                if rid not in self._aborted:
-                    logger.info("a request is sent again in %.2f s: %s", wait_s, error)
-                    await asyncio.sleep(wait_s)
-            if rid in self._aborted:
-                return Generation([], [], "abort", [], _ABORTED)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-            self._repeated += self._names[rid] == rid
-            self._names[rid] = uuid.uuid4().hex
+    def _count(self, request: _Open, error: EngineError) -> None:
+        """Count a failure. Raises `EngineError` if the request is not to be sent again."""
+        if self._limit_s is None:
+            raise error
+        now = time.monotonic()
+        failed_at = request.failed_at = now if request.failed_at is None else request.failed_at
+        counts = not isinstance(error, NoEngineError) and now - request.counted_at >= OUTAGE_S
+        if isinstance(error, GarbledAnswerError):
+            self._garbled[error.url] += request.direct
+            counts = error.url not in self._at_fault and self._garbled[error.url] <= MOST_GARBLED
+            request.direct = True
+        if counts:
+            request.failures, request.counted_at = request.failures + 1, now
+        waited_s = now - failed_at
+        if request.failures >= MOST_FAILURES or waited_s > self._limit_s:
+            raise EngineError(
+                f"{request.failures} engines took this request and failed, and it was repeated for {waited_s:.0f} s;"
+                f" allowed are {MOST_FAILURES - 1} and {self._limit_s:.0f} s. The last failure: {error}"
+            ) from error
 
     def abort(self, rids: Collection[str]) -> list[str]:
         """Send these requests no more; what engines know them by."""
-        self._aborted.update(rid for rid in rids if rid in self._names)
-        return [self._names.get(rid, rid) for rid in rids]
+        for rid in rids:
+            if rid in self._open:
+                self._open[rid].aborted = True
+        return [self._open[rid].name if rid in self._open else rid for rid in rids]
 
 
 class FairSlots:
