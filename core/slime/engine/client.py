@@ -1,7 +1,7 @@
 """The client of the engines: token ids in, token ids with log-probs out.
 
-What goes over the wire, and by which route, is in `messages`; who may send, and what is sent again, in `requests`.
-Aborts go to each engine directly, never through the router.
+What goes over the wire, and by which route, is in `generate_calls`; who may send, and what is sent again, in
+`requests`. Aborts go to each engine directly, never through the router.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Self
 
 import aiohttp
@@ -33,7 +32,7 @@ from slime.engine.generate_calls import (
     request_of,
     with_routed_experts,
 )
-from slime.engine.requests import FairSlots, Repeats
+from slime.engine.requests import ABORTED, FairSlots, Repeats
 from slime.errors import DeadlineError, EngineError, GarbledAnswerError, NoEngineError, RequestRefusedError, SlimeError
 from slime.plugin import Generation, SamplingParams
 
@@ -166,8 +165,14 @@ class HttpPolicyClient:
             EngineError: If the engine fails.
             DeadlineError: After `timeout_s`.
         """
-        send = partial(self._send, tokens, sampling, session)
-        return await self._repeats.answer(send, rid or uuid.uuid4().hex)
+        with self._repeats.request(rid or uuid.uuid4().hex) as request:
+            while not request.aborted:
+                try:
+                    sent = await self._send(tokens, sampling, session, request.name, request.direct)
+                    return self._repeats.accepted(sent)
+                except EngineError as error:
+                    await self._repeats.wait(request, error)
+        return Generation([], [], "abort", [], ABORTED)
 
     async def _send(
         self,

@@ -12,8 +12,8 @@ import math
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ _OF_MODEL_FOLDER = "default"
 #: noticed, which takes a second
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 2.0
 #: meta of an aborted request that no engine has any more
-_ABORTED = {"finish_reason": {"type": "abort", "message": "aborted after its engine had failed"}}
+ABORTED = {"finish_reason": {"type": "abort", "message": "aborted after its engine had failed"}}
 
 
 def repeat_limit_s(config: RunConfig) -> float:
@@ -46,7 +46,7 @@ def repeat_limit_s(config: RunConfig) -> float:
 
 
 @dataclass(slots=True)
-class _Open:
+class OpenRequest:
     """A request in progress."""
 
     #: what engines know it by. Each attempt has its own: after the end of the router, the engines still work on the one
@@ -58,7 +58,7 @@ class _Open:
     direct: bool = False
     aborted: bool = False
     #: when it failed first
-    failed_at: float | None = None
+    failed_at: float = math.inf
     #: failures that count, and when the last of them was
     failures: int = 0
     counted_at: float = -math.inf
@@ -85,7 +85,7 @@ class Repeats:
         self._trained = trained and self.on
         self._limit_s = limit_s
         #: name that the caller knows -> the request
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenRequest] = {}
         self._repeated = 0
         #: URL of an engine -> answers of it that were not responses
         self._garbled: Counter[str] = Counter()
@@ -106,40 +106,30 @@ class Repeats:
         repeated, self._repeated = self._repeated, 0
         return repeated
 
-    async def answer(self, ask: Callable[[str, bool], Awaitable[Generation]], rid: str) -> Generation:
-        """The answer to a request, however often it is sent.
-
-        Args:
-            ask: Sends it under a name; if the flag is set to an engine directly, so that an error names that.
-            rid: Its name for `abort`.
-        """
-        request = self._open[rid] = _Open(rid, _FIRST_WAIT_S)
+    @contextmanager
+    def request(self, rid: str) -> Iterator[OpenRequest]:
+        """A request that runs in the body, by its name for `abort`."""
+        self._open[rid] = OpenRequest(rid, _FIRST_WAIT_S)
         try:
-            while True:
-                try:
-                    answer = await ask(request.name, request.direct)
-                    if not self._trained or _OF_MODEL_FOLDER not in answer.weight_versions:
-                        return answer
-                    raise NoEngineError("the engine that answered has not got its weights yet")
-                except EngineError as error:
-                    self._count(request, error)
-                    if not request.aborted:
-                        logger.info("a request is sent again in %.2f s: %s", request.wait_s, error)
-                        await asyncio.sleep(request.wait_s)
-                if request.aborted:
-                    return Generation([], [], "abort", [], _ABORTED)
-                request.wait_s = min(2 * request.wait_s, _LONGEST_WAIT_S)
-                self._repeated += request.name == rid
-                request.name = uuid.uuid4().hex
+            yield self._open[rid]
         finally:
             del self._open[rid]
 
-    def _count(self, request: _Open, error: EngineError) -> None:
-        """Count a failure. Raises `EngineError` if the request is not to be sent again."""
+    def accepted(self, answer: Generation) -> Generation:
+        """The answer. Raises `NoEngineError` if it is of weights that do not count."""
+        if self._trained and _OF_MODEL_FOLDER in answer.weight_versions:
+            raise NoEngineError("the engine that answered has not got its weights yet")
+        return answer
+
+    async def wait(self, request: OpenRequest, error: EngineError) -> None:
+        """Count a failure and wait until the request may be sent again, under another name, unless it was aborted.
+
+        Raises `EngineError` if it is not to be sent again.
+        """
         if self._limit_s is None:
             raise error
-        now = time.monotonic()
-        failed_at = request.failed_at = now if request.failed_at is None else request.failed_at
+        now, first = time.monotonic(), request.failed_at == math.inf
+        request.failed_at = min(request.failed_at, now)
         counts = not isinstance(error, NoEngineError) and now - request.counted_at >= OUTAGE_S
         if isinstance(error, GarbledAnswerError):
             self._garbled[error.url] += request.direct
@@ -147,12 +137,19 @@ class Repeats:
             request.direct = True
         if counts:
             request.failures, request.counted_at = request.failures + 1, now
-        waited_s = now - failed_at
+        waited_s = now - request.failed_at
         if request.failures >= MOST_FAILURES or waited_s > self._limit_s:
             raise EngineError(
                 f"{request.failures} engines took this request and failed, and it was repeated for {waited_s:.0f} s;"
                 f" allowed are {MOST_FAILURES - 1} and {self._limit_s:.0f} s. The last failure: {error}"
             ) from error
+        if not request.aborted:
+            logger.info("a request is sent again in %.2f s: %s", request.wait_s, error)
+            await asyncio.sleep(request.wait_s)
+        if not request.aborted:
+            request.wait_s = min(2 * request.wait_s, _LONGEST_WAIT_S)
+            request.name = uuid.uuid4().hex
+            self._repeated += first
 
     def abort(self, rids: Collection[str]) -> list[str]:
         """Send these requests no more; what engines know them by."""
