@@ -8,7 +8,7 @@ from torch import Tensor
 
 from slime.errors import ConfigError
 from slime.plugin.architecture import Rule
-from slime.weights.shards import buckets, check_shard, engine_shard, read_shard, to_hf
+from slime.weights.shards import buckets, check_shard, engine_shard, read_shard, saved_places, to_hf
 
 #: a rule, and the shape of Megatron's tensor over all ranks
 LAYOUTS: dict[str, tuple[Rule, tuple[int, ...]]] = {
@@ -84,3 +84,21 @@ def test_a_bucket_may_be_exactly_full_and_holds_one_type() -> None:
     mixed = [("a", torch.zeros(1)), ("b", torch.zeros(1, dtype=torch.bfloat16)), ("c", torch.zeros(1))]
     assert [len(bucket) for bucket in buckets(mixed, 16, same_dtype=True)] == [1, 1, 1]
     assert [len(bucket) for bucket in buckets(mixed, 16)] == [3]
+
+
+def test_a_saved_weight_may_be_alone_or_stacked_with_its_layer_and_expert() -> None:
+    assert list(saved_places("embedding.word_embeddings.weight")) == [("embedding.word_embeddings.weight", ())]
+    assert list(saved_places("decoder.layers.3.input_layernorm.weight")) == [
+        ("decoder.layers.3.self_attention.linear_qkv.layer_norm_weight", ()),
+        ("decoder.layers.self_attention.linear_qkv.layer_norm_weight", (3,)),
+        ("decoder.layers.3.input_layernorm.weight", ()),
+        ("decoder.layers.input_layernorm.weight", (3,)),
+    ]
+    assert list(saved_places("decoder.layers.5.mlp.experts.local_experts.7.linear_fc1.weight")) == [
+        ("decoder.layers.5.mlp.experts.experts.linear_fc1.weight", (7,)),
+        ("decoder.layers.mlp.experts.experts.linear_fc1.weight", (5, 7)),
+    ]
+    inside = "mtp.layers.0.transformer_layer.mlp.experts"  # is not stacked with decoder layers
+    assert list(saved_places(f"{inside}.local_experts.2.linear_fc2.weight")) == [
+        (f"{inside}.experts.linear_fc2.weight", (2,))
+    ]
