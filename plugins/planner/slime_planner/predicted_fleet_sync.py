@@ -95,25 +95,23 @@ def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
         ]
     if config.cluster.colocate:
         # Of several nodes, every rank gets a copy from rank 0 and hands it to the engine's rank beside it.
-        arrived = max(gathers) + calls if one_node else ways[0].seconds
+        arrived = sum(gathers) + calls if one_node else ways[0].seconds
         ways.insert(0, SyncWay("tensor", sent, arrived + sent / link, "through memory of each node"))
-    disk = sent / rates.host_link + sent / rates.disk_write + _engines(config) * sent / rates.disk_read
-    ways.append(SyncWay("disk", sent, gathered + disk, "a whole folder by rank 0, read by every engine"))
+    largest = max(stage.sent for stage in stages)
+    # All stages gather and write at once, and are assumed to reach together what all readers do.
+    written = min(many * rates.disk_write, max(rates.disk_write, rates.disk_read))
+    collected = max(gathers) + calls / many + largest / rates.host_link
+    disk = collected + sent / written + _engines(config) * sent / rates.disk_read
+    ways.append(SyncWay("disk", sent, disk, "a whole folder by all stages at once, read by every engine"))
     packed = rates.delta_share * _PACKED
 
-    def delta(part: float, gathering: float) -> float:
-        """Seconds if those that pack have so many bytes each, which are gathered in this time."""
-        writing = part / rates.host_link + part / rates.delta_pack + part * packed / rates.disk_write
-        reading = _engines(config) * sent * packed / rates.disk_read
-        # On every node of engines at once.
-        return gathering + writing + reading + sent / rates.delta_apply + sent / rates.local_read
-
-    how = f"{100 * rates.delta_share:g} % of the numbers changed; {{}}, engines load their copies"
-    ways.append(SyncWay("delta", sent * packed, delta(sent, gathered), how.format("rank 0 packs them")))
-    if many > 1:
-        largest = max(stage.sent for stage in stages)
-        seconds = delta(largest, max(gathers) + calls / many)
-        ways.append(SyncWay("delta by stages", sent * packed, seconds, how.format("each stage packs its own")))
+    of_host = max(largest, sent / config.cluster.actor_num_nodes)  # hosts of several stages pack for all of them
+    packing = of_host / rates.delta_pack + sent * packed / written
+    reading = _engines(config) * sent * packed / rates.disk_read
+    # On every node of engines at once.
+    loading = sent / rates.delta_apply + sent / rates.local_read
+    how = f"{100 * rates.delta_share:g} % of the numbers changed; each stage packs its own, engines load their copies"
+    ways.append(SyncWay("delta", sent * packed, collected + packing + reading + loading, how))
     return ways
 
 

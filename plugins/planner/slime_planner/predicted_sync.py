@@ -1,7 +1,8 @@
 """The bytes and seconds of a weight sync, from model, layout and the bandwidths of the links.
 
-A sync is bound by its links: the full tensors are gathered on rank 0, bucket by bucket, and each bucket is sent before
-the next one is gathered, so the seconds of the parts add up. What is not in the prediction: the calls to the engines
+A sync is bound by its links: the first rank of each pipeline stage gathers the stage's tensors, bucket by bucket. From
+memory one stage sends after the other, and the seconds of the parts are added up as if no bucket travelled while the
+next is gathered; to a disk all stages write at the same time. What is not in the prediction: the calls to the engines
 (milliseconds), and engines that load more slowly than bytes arrive.
 """
 
@@ -106,16 +107,20 @@ def sync_parts(
     """
     transport = transport or config.sync.update_weight_transport
     whole, engines = weight_bytes(config, model), config.num_engines
-    here, there = _gathered(config, model)
+    pipeline = int(config.megatron.get("pipeline_model_parallel_size", 1))
+    by_stage = not (transport == "tensor" and config.cluster.actor_num_nodes > 1)
+    here, there = _gathered(config, model, by_stage=by_stage)
+    at_once = pipeline if transport == "disk" else 1
     parts = [
-        Part("gathering from this node", here, links.device),
-        Part("gathering from other nodes", there, links.network),
+        Part("gathering from this node", here, at_once * links.device),
+        Part("gathering from other nodes", there, at_once * links.network),
     ]
     if transport == "tensor":
         parts.append(Part("copying to shared memory", whole, links.memory))
         parts.append(Part("loading by the engines", engines * whole, links.device))
     elif transport == "disk":
-        parts.append(Part("writing", whole, links.disk_write))
+        # Many writers are assumed to reach together what all readers do.
+        parts.append(Part("writing", whole, min(pipeline * links.disk_write, max(links.disk_write, links.disk_read))))
         parts.append(Part("reading by the engines", engines * whole, links.disk_read))
     else:
         # A broadcast is passed on from engine to engine while it arrives, so their number does not count.
@@ -153,18 +158,20 @@ def sync_lines(config: RunConfig, model: Architecture) -> Iterator[str]:
 # --- the arithmetic ----------------------------------------------------------------------------------
 
 
-def _gathered(config: RunConfig, model: Architecture) -> tuple[float, float]:
-    """Bytes that rank 0 gets from ranks of its own node, and of other nodes.
+def _gathered(config: RunConfig, model: Architecture, *, by_stage: bool) -> tuple[float, float]:
+    """Bytes that the senders, or rank 0 alone, get from ranks of their own nodes, and of other nodes.
 
     Consecutive ranks are on a node. Those of a pipeline stage follow one another, and within a stage first those that
     divide tensors.
     """
     pipeline = int(config.megatron.get("pipeline_model_parallel_size", 1))
     node = config.cluster.actor_num_gpus_per_node
-    stages = min(pipeline, max(1, node * pipeline // config.world_size))
-    trained = TrainedBytes.of_run(config)
-    on_node = stages / pipeline * sum(trained.of_rule(rule)[1] for rule in model.rules)
-    held = rank_memory(config, model)[0].weights  # with adapters more than what is sent
+    trained, stages = TrainedBytes.of_run(config), rank_memory(config, model)
+    on_node = sum(trained.of_rule(rule)[1] for rule in model.rules)
+    if not by_stage:
+        stages = stages[:1]
+        on_node *= min(pipeline, max(1, node * pipeline // config.world_size)) / pipeline
+    held = sum(one.weights for one in stages)  # with adapters more than what is sent
     return max(0.0, on_node - held), max(0.0, weight_bytes(config, model) - max(on_node, held))
 
 

@@ -46,14 +46,18 @@ def bytes_of(run: RunConfig, architecture: Architecture, transport: str) -> dict
 def test_parts_of_a_dense_model_over_two_nodes() -> None:
     layout = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
     run = config("--actor-num-nodes", "2", "--actor-num-gpus-per-node", "2", *layout)
-    # 2 x (102,400 + 10,000) numbers of 2 bytes. The first node has a half, and rank 0 a half of that.
+    # 2 x (102,400 + 10,000) numbers of 2 bytes. Each node has a stage, and its first rank a half of that.
     assert weight_bytes(run, model()) == 449_600
-    gathered = {"gathering from this node": 112_400, "gathering from other nodes": 224_800}
+    gathered = {"gathering from this node": 224_800}
     assert bytes_of(run, model(), "distributed") == {**gathered, "broadcasting": 449_600}
     seconds = [part.seconds for part in sync_parts(run, model(), LINKS, transport="distributed")]
-    assert seconds == pytest.approx([112.4, 2248.0, 4496.0])
+    assert seconds == pytest.approx([224.8, 4496.0])
+    # Two write at once.
     assert bytes_of(run, model(), "disk") == {**gathered, "writing": 449_600, "reading by the engines": 3 * 449_600}
-    assert [part.seconds for part in sync_parts(run, model(), LINKS, transport="disk")][2:] == [44_960, 26_976]
+    assert [part.seconds for part in sync_parts(run, model(), LINKS, transport="disk")] == [112.4, 22_480, 26_976]
+    # Memory of several nodes goes through rank 0.
+    through_rank_0 = {"gathering from this node": 112_400, "gathering from other nodes": 224_800}
+    assert bytes_of(run, model(), "tensor").items() >= through_rank_0.items()
 
 
 def test_parts_of_experts_over_two_nodes() -> None:
@@ -89,7 +93,7 @@ def test_lines_name_the_assumptions() -> None:
     first, second = sync_lines(
         sync_table.config_of("glm4.5-355B-A32B"), sync_table.architecture(sync_table.published("glm4.5-355B-A32B"))
     )
-    assert first.startswith("705.6 GB by distributed, about 27.4 s = ")
+    assert first.startswith("705.6 GB by distributed, about 24.8 s = ")
     assert second == "assumed, not measured: 50 GB/s between nodes, 300 GB/s within a node (docs/training.md)"
     odd = read_config(["--bf16", "--fp4", "e2m1", "--update-weight-transport", "distributed"])
     assert list(sync_lines(odd, model())) == ["0.4 MB by distributed; seconds not predicted with --fp4"]
