@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.integration.conftest import SlimeRun
 from tests.integration.in_house import train_in_house
 from tests.support.engines import cpu_engine, running
 from tests.support.tiny_models import make_tiny_model
 
+Start = Callable[..., SlimeRun]
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 REWARD = """
 def letters(samples):
     return [sum(c.isalpha() for c in sample.response) / 10 for sample in samples]
 """
+#: a function for --rollout-sample-filter-path that drops nothing, and records how routed experts are stored
+WITNESS = """
+import json
+from pathlib import Path
+
+from slime.rollout.train_batch import RoutedExperts
+
+divided = RoutedExperts.divided
+
+
+def recorded(self, layers, put, fetch):
+    found = divided(self, layers, put, fetch)
+    shapes = [[list(part.shape) for part in fetch(parts)] for parts in found.parts]
+    Path("witness.json").write_text(json.dumps([layers, [list(shape) for shape in found.shapes], shapes]))
+    return found
+
+
+RoutedExperts.divided = recorded
+
+
+def keep_all(args, groups):
+    pass
+"""
+
+
+@pytest.mark.row("N6")
+def test_ranks_of_two_stages_fetch_the_experts_of_their_layers(slime_train: Start, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", "qwen3_moe", seed=0)
+    (tmp_path / "witness.py").write_text(WITNESS)
+    run = slime_train(
+        "--hf-checkpoint", str(model), "--num-rollout", "2", "--use-rollout-routing-replay",
+        "--actor-num-gpus-per-node", "2", "--pipeline-model-parallel-size", "2",
+        "--decoder-first-pipeline-num-layers", "2", "--rollout-sample-filter-path", "witness.py:keep_all",
+    )  # fmt: skip
+    assert run.wait() == 0, run.output
+    layers, shapes, parts = json.loads((tmp_path / "witness.json").read_text())
+    assert layers == [[0, 1], [2]]
+    assert [shape[1:] for shape in shapes] == [[3, 2]] * 8
+    assert parts == [[[shape[0], 2, 2], [shape[0], 1, 2]] for shape in shapes]
+    assert all(row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4 for row in run.steps())
 
 
 @pytest.mark.row("N6")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slime.data import Group, Sample, Status
 from slime.errors import PluginContractError
-from slime.rollout.train_batch import Ragged, TrainBatch
+from slime.rollout.train_batch import Ragged, RoutedExperts, TrainBatch
 
 
 def sample(group: int, index: int, **change: object) -> Sample:
@@ -75,13 +75,16 @@ def test_routed_experts_are_a_column_of_one_type() -> None:
         group = Group(0, [sample(0, n, rollout_routed_experts=one) for n, one in enumerate(arrays)])
         batch = TrainBatch.from_groups([group], rollout=0, num_steps=1, routed_experts=True)
         assert batch.routed_experts is not None
-        assert [one.dtype for one in batch.routed_experts] == [expected] * 2
-        assert all(np.array_equal(one, array) for one, array in zip(batch.routed_experts, arrays, strict=True))
+        found = [one for [one] in batch.routed_experts.parts]
+        assert [one.dtype for one in found] == [expected] * 2
+        assert all(np.array_equal(one, array) for one, array in zip(found, arrays, strict=True))
         assert TrainBatch.from_groups([group], rollout=0, num_steps=1).routed_experts is None
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two fields of a batch are equal, type and bits."""
+    if isinstance(one, RoutedExperts):
+        return same(vars(one), vars(other))
     if isinstance(one, Ragged):
         return same(one.flat, other.flat) and same(one.offsets, other.offsets)
     if isinstance(one, np.ndarray):
@@ -145,7 +148,31 @@ def test_routed_experts_stay_the_arrays_that_came_from_the_engines() -> None:
     group = Group(0, [sample(0, n, rollout_routed_experts=one) for n, one in enumerate(arrays)])
     batch = TrainBatch.from_groups([group], rollout=0, num_steps=1, routed_experts=True)
     assert batch.routed_experts is not None
-    assert all(one is array for one, array in zip(batch.routed_experts, arrays, strict=True))
+    assert all(one is array for [one], array in zip(batch.routed_experts.parts, arrays, strict=True))
+
+
+def test_routed_experts_are_stored_by_sets_of_layers_and_fetched_for_some_samples() -> None:
+    arrays = [np.arange(tokens * 6, dtype=np.uint8).reshape(tokens, 3, 2) for tokens in (4, 5, 6)]
+    stored: list[np.ndarray] = []
+    fetched: list[int] = []
+
+    def put(array: np.ndarray) -> int:
+        stored.append(array)
+        return len(stored) - 1
+
+    def fetch(numbers: list[int]) -> list[np.ndarray]:
+        fetched.extend(numbers)
+        return [stored[number] for number in numbers]
+
+    whole = RoutedExperts.whole(arrays)
+    divided = whole.divided([(0, 2), (1,), (0, 2), ()], put, fetch)
+    assert divided.shapes == [(4, 3, 2), (5, 3, 2), (6, 3, 2)] and divided.layers == [(0, 2), (1,)]
+    assert sum(one.nbytes for one in stored) == sum(one.nbytes for one in arrays), "each number once"
+    for layers in ((0, 2), (1,)):
+        for column in (whole, divided):
+            found = column.take([2, 0], layers)
+            assert all(np.array_equal(one, arrays[i][:, layers]) for i, one in zip((2, 0), found, strict=True))
+    assert fetched == [4, 0, 5, 1], "of the samples and layers that were asked for"
 
 
 def test_missing_routed_experts_are_an_error_that_names_the_sample() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config
 from tests.train.whole_models import fill
 
-from slime.rollout.train_batch import TrainBatch
+from slime.rollout.train_batch import RoutedExperts, TrainBatch
 
 COMMON = {
     "num_layers": 4,
@@ -109,7 +109,7 @@ def batches() -> list[TrainBatch]:
 
 def with_routes(batch: TrainBatch, routes: list[np.ndarray[Any, Any]]) -> TrainBatch:
     """The batch with the experts that an engine chose for each token."""
-    return dataclasses.replace(batch, routed_experts=routes)
+    return dataclasses.replace(batch, routed_experts=RoutedExperts.whole(routes))
 
 
 def random_routes(tokens: int, seed: int) -> np.ndarray[Any, Any]:

@@ -74,7 +74,7 @@ def test_recorded_routes_are_packed_as_the_tokens_and_padding_has_none(samples: 
     batch = make_batch(samples=5)
     routes = [np.full((len(tokens) - 1, 2, 3), i, dtype=np.uint8) for i, tokens in enumerate(batch.tokens)]
     ranks = [
-        replace(rule(tp=4), tp_rank=rank).pack(replace(batch, routed_experts=routes), alone(samples))
+        replace(rule(tp=4), tp_rank=rank).pack(batch, alone(samples), routes=[routes[i] for i in samples])
         for rank in range(4)
     ]
     found = torch.cat([rank.routed.routes for rank in ranks if rank.routed.routes is not None])

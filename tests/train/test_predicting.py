@@ -24,7 +24,7 @@ from slime.config import config_problems, read_config
 from slime.config.megatron_effects import dependent_notes
 from slime.engine.ports import free_port
 from slime.errors import CheckpointError, ConfigError
-from slime.rollout.train_batch import TrainBatch
+from slime.rollout.train_batch import RoutedExperts, TrainBatch
 from slime.train.loss import LossColumns
 from slime.train.predicting import LOSS_SCALE, FurtherLayers, refuse_layers
 from slime.weights.hf_load import SafetensorsFolder
@@ -166,7 +166,7 @@ def test_the_policy_trains_to_the_last_bit_as_without(model_folder: Folders, tmp
     routes: list[np.ndarray[Any, Any]] = [
         rng.random((len(tokens) - 1, 3, 8)).argsort(-1)[..., :2].astype(np.uint8) for tokens in batch.tokens
     ]
-    batch = dataclasses.replace(batch, routed_experts=routes)
+    batch = dataclasses.replace(batch, routed_experts=RoutedExperts.whole(routes))
     policy: dict[str, Any] = {"loss_type": "policy_loss"}
     clipped = {"clip_grad": 1e-3}
     without = step_config(folder, megatron=clipped, **policy, enable_mtp_training=False)

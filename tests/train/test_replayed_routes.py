@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
+import uuid
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.train.expert_models import COMMON, LAYOUTS, RECOMPUTED, batches, config_for, start, with_routes
-from tests.train.harness import RankLauncher, run_ranks
+from tests.support.tiny_models import make_tiny_model
+from tests.train.expert_models import (
+    COMMON,
+    LAYOUTS,
+    PP,
+    RECOMPUTED,
+    UNEVEN,
+    batches,
+    config_for,
+    random_routes,
+    start,
+    untimed,
+    with_routes,
+)
+from tests.train.harness import RankLauncher, make_batch, make_config, run_ranks
 from tests.train.whole_models import gather
 
 from slime.errors import TrainerError
-from slime.rollout.train_batch import Ragged, TrainBatch
+from slime.rollout.train_batch import Ragged, RoutedExperts, TrainBatch
 from slime.train.routing import check_routes, routers_of
+
+from megatron.core import parallel_state  # isort: skip
 
 
 def twins(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -126,24 +145,116 @@ def test_replay_closes_the_gap_of_a_router_that_rounds_differently(
     assert all(move.abs().max() > 1e-5 for move in routers.values()), "gradients must reach the routers"
 
 
+# --- what a rank takes of a batch's experts -------------------------------------------------------------
+
+
+def kept_in(folder: str) -> Any:
+    """Stores an array in a file of `folder`, and returns its path."""
+    return lambda array: _saved(Path(folder) / uuid.uuid4().hex, array)
+
+
+def _saved(path: Path, array: np.ndarray[Any, Any]) -> Path:
+    path.write_bytes(pickle.dumps(array))
+    return path
+
+
+#: (path, bytes) of what this process has read
+READ: list[tuple[Path, int]] = []
+
+
+def read_back(paths: list[Path]) -> list[np.ndarray[Any, Any]]:
+    arrays = [pickle.loads(path.read_bytes()) for path in paths]
+    READ.extend((path, array.nbytes) for path, array in zip(paths, arrays, strict=True))
+    return arrays
+
+
+def trained(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
+    """(stage, data-parallel rank), layers, what was read for one step, the metrics, gradients and weights after it."""
+    rank = start(launcher, config)
+    READ.clear()
+    metrics = untimed(rank.train(batch))
+    place = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_data_parallel_rank()
+    numbers = {
+        name: (tensor.detach().clone(), getattr(tensor, "main_grad", tensor).detach().clone())
+        for chunk in rank.policy.chunks
+        for name, tensor in chunk.named_parameters()
+    }
+    found = place, rank.routed_layers(), list(READ), metrics, numbers
+    rank.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "flags",
+    [UNEVEN, PP | {"num_layers_per_virtual_pipeline_stage": 1}],
+    ids=["uneven stages", "interleaved stages"],
+)
+def test_a_rank_takes_the_experts_of_its_samples_and_layers_and_trains_the_same(
+    flags: dict[str, Any], tmp_path: Path
+) -> None:
+    batch = make_batch(samples=8, response=(4, 16), masked=False)
+    routes = [random_routes(len(tokens) - 1, i) for i, tokens in enumerate(batch.tokens)]
+    whole = with_routes(batch, routes)
+    config = config_for("softmax", megatron=flags, actor_num_gpus_per_node=4)
+    before = run_ranks(trained, 4, config, whole)
+    layers = [held for _, held, *_ in before]
+    assert len(set(layers)) == 2 and sorted({*layers[0], *layers[-1]}) == list(range(COMMON["num_layers"]))
+    assert whole.routed_experts is not None
+    divided = whole.routed_experts.divided(layers, kept_in(str(tmp_path)), read_back)
+    after = run_ranks(trained, 4, config, dataclasses.replace(whole, routed_experts=divided))
+    path_of = {path: (i, part) for i, parts in enumerate(divided.parts) for part, path in enumerate(parts)}
+    taken: dict[tuple[int, ...], list[int]] = {}
+    for (place, held, read, metrics, numbers), (_, _, _, expected, others) in zip(after, before, strict=True):
+        samples = [path_of[path][0] for path, _ in read]
+        assert {divided.layers[path_of[path][1]] for path, _ in read} == {held}, place
+        tokens = sum(len(batch.tokens[i]) - 1 for i in samples)
+        assert sum(size for _, size in read) == tokens * len(held) * COMMON["moe_router_topk"], place
+        taken.setdefault(held, []).extend(samples)
+        assert 0 < len(samples) < 8, "each data-parallel rank has a share"
+        assert metrics == expected
+        for name, pair in numbers.items():
+            assert all(torch.equal(one, other) for one, other in zip(pair, others[name], strict=True)), name
+    # A rank with fewer micro-batches than others runs the shortest sample in their place.
+    filler = min(range(8), key=lambda i: len(batch.tokens[i]))
+    for samples in taken.values():
+        assert sorted(set(samples)) == list(range(8))
+        assert {i for i in samples if samples.count(i) > 1} <= {filler}, "nothing else is taken twice"
+
+
+MODEL = SimpleNamespace(num_moe_experts=8, num_layers=3, moe_router_topk=3)
+
+
 @pytest.mark.parametrize(
     ("shape", "largest", "message"),
     [((4, 2, 3), 7, r"sample 5: .* \(2, 3\)"), ((4, 3, 3), 8, "numbers up to 8"), ((4, 3, 2), 1, r"\(3, 2\)")],
 )
 def test_routes_of_another_model_are_refused(shape: tuple[int, ...], largest: int, message: str) -> None:
-    model = SimpleNamespace(num_moe_experts=8, num_layers=3, moe_router_topk=3, moe_layer_freq=1)
-    check_routes({5: np.full((4, 3, 3), [5, 7, 6], dtype=np.uint8)}, model)
-    with pytest.raises(TrainerError, match=message):
-        check_routes({5: np.full(shape, largest, dtype=np.uint8)}, model)
-    with pytest.raises(TrainerError, match="not a mixture of experts"):
-        check_routes({}, SimpleNamespace(num_moe_experts=None))
+    check_routes(5, (4, 3, 3), np.full((4, 2, 3), [5, 7, 6], dtype=np.uint8), (1, 2), MODEL)
+    for divide in (False, True):
+        column = RoutedExperts.whole([np.full(shape, largest, dtype=np.uint8)])
+        column = column.divided([(1, 2)], lambda array: array, list) if divide else column
+        [own] = column.take([0], (1, 2))
+        with pytest.raises(TrainerError, match=message):
+            check_routes(5, column.shapes[0], own, (1, 2), MODEL)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_routes_for_a_model_without_experts_are_refused(tmp_path: Path) -> None:
+    batch = make_batch(samples=2)
+    batch = with_routes(batch, [random_routes(len(tokens) - 1, i) for i, tokens in enumerate(batch.tokens)])
+    with pytest.raises(AssertionError, match="not a mixture of experts"):
+        run_ranks(trained, 1, make_config(make_tiny_model(tmp_path, "qwen3", seed=0)), batch)
 
 
 def test_a_token_that_was_routed_to_one_expert_twice_is_refused() -> None:
-    model = SimpleNamespace(num_moe_experts=8, num_layers=3, moe_router_topk=3, moe_layer_freq=[0, 1, 1])
     routes = np.full((4, 3, 3), [5, 7, 6], dtype=np.uint8)
     routes[:, 0] = 0  # a dense layer, whose entries mean nothing
-    check_routes({5: routes}, model)
+    [own] = RoutedExperts.whole([routes]).take([0], (1, 2))
+    check_routes(5, routes.shape, own, (1, 2), MODEL)
     routes[3, 2] = [6, 1, 6]
+    [own] = RoutedExperts.whole([routes]).take([0], (1, 2))
     with pytest.raises(TrainerError, match=r"sample 5: token 3 was routed to the experts \[6, 1, 6\] in layer 2"):
-        check_routes({5: routes}, model)
+        check_routes(5, routes.shape, own, (1, 2), MODEL)

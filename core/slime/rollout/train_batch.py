@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, overload
 
@@ -55,11 +55,57 @@ class Ragged(Generic[Number], Sequence[NDArray[Number]]):
 
 
 @dataclass(frozen=True)
+class RoutedExperts:
+    """The experts that computed each token of N samples, but the last, in the engine.
+
+    Hundreds of numbers a token, of which a trainer rank needs those of its samples and layers. So samples are never
+    joined, and `divided` stores what ranks fetch: what none of a node's ranks needs does not come there.
+    """
+
+    #: N x (P_i + T_i - 1, layers, experts per token)
+    shapes: list[tuple[int, ...]]
+    #: which layers a part has
+    layers: list[tuple[int, ...]]
+    #: N x one array for each of these, [P_i + T_i - 1, its layers, experts per token], experts in any order; of layers
+    #: without experts, zeros. uint8, or int16 for numbers above 255. Or what `fetch` turns into arrays
+    parts: list[list[Any]]
+    fetch: Callable[[list[Any]], list[NDArray[np.integer[Any]]]] = list
+
+    @classmethod
+    def whole(cls, arrays: Sequence[NDArray[np.integer[Any]]]) -> RoutedExperts:
+        """A part for each sample, with all layers: the arrays themselves."""
+        return cls([one.shape for one in arrays], [], [[one] for one in arrays])
+
+    def divided(
+        self,
+        layers: Iterable[tuple[int, ...]],
+        put: Callable[[NDArray[np.integer[Any]]], Any],
+        fetch: Callable[[list[Any]], list[NDArray[np.integer[Any]]]],
+    ) -> RoutedExperts:
+        """The same as a part for each of these sets of layers, each stored by `put` and brought back by `fetch`.
+
+        Layers that a sample does not have are left out; `check_routes` refuses the sample by its shape.
+        """
+        sets = [one for one in dict.fromkeys(layers) if one]
+        parts = [
+            [put(np.ascontiguousarray(whole[:, [at for at in one if at < whole.shape[1]]])) for one in sets]
+            for [whole] in self.parts
+        ]
+        return RoutedExperts(self.shapes, sets, parts, fetch)
+
+    def take(self, samples: Sequence[int], layers: tuple[int, ...]) -> list[NDArray[np.integer[Any]]]:
+        """Of each of these samples, the experts [tokens, layers, experts per token] of a set of `layers`."""
+        if self.layers:
+            part = self.layers.index(layers)
+            return self.fetch([self.parts[i][part] for i in samples])
+        return [whole[:, [at for at in layers if at < whole.shape[1]]] for [whole] in (self.parts[i] for i in samples)]
+
+
+@dataclass(frozen=True)
 class TrainBatch:
     """N trainable samples; sample i has P_i prompt and T_i response tokens.
 
-    What grows with the tokens is flat (`Ragged`), so it crosses processes without being copied or joined. Routed
-    experts, hundreds of numbers a token, are never joined: each sample keeps the array that came from its engine.
+    What grows with the tokens is flat (`Ragged`), so it crosses processes without being copied or joined.
     """
 
     rollout: int
@@ -75,9 +121,7 @@ class TrainBatch:
     #: name -> [N], the parts of the rewards; NaN where a sample does not have the part
     reward_parts: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     metadata: list[dict[str, Any]] = field(default_factory=list)  #: N x `Sample.metadata`
-    #: N x [P_i + T_i - 1, layers, experts per token], the experts that computed each token but the last in the engine,
-    #: in any order; of layers without experts, zeros. uint8, or int16 for numbers above 255. None unless asked for
-    routed_experts: list[NDArray[np.integer[Any]]] | None = None
+    routed_experts: RoutedExperts | None = None  #: None unless asked for
     #: name -> N x [T_i], what generators and rewards know of single tokens; NaN where there is no number
     columns: dict[str, Ragged[np.float32]] = field(default_factory=dict)
     #: [N], whether the sample's group lost a sample, which cannot be trained on
@@ -147,7 +191,7 @@ class TrainBatch:
         )
 
 
-def _routed_experts(samples: Sequence[Sample]) -> list[NDArray[np.integer[Any]]]:
+def _routed_experts(samples: Sequence[Sample]) -> RoutedExperts:
     """The samples' routed experts, all of the same type."""
     routed = []
     for sample in samples:
@@ -165,7 +209,7 @@ def _routed_experts(samples: Sequence[Sample]) -> list[NDArray[np.integer[Any]]]
             )
         routed.append(of)
     small = all(of.dtype == np.uint8 or of.max(initial=0) < 256 for of in routed)
-    return [of.astype(np.uint8 if small else np.int16, copy=False) for of in routed]
+    return RoutedExperts.whole([of.astype(np.uint8 if small else np.int16, copy=False) for of in routed])
 
 
 def _reward_parts(samples: Sequence[Sample]) -> dict[str, NDArray[np.float32]]:

@@ -68,7 +68,7 @@ class RolloutProcess:
         engine_url: str | None = None,
         keys: EngineKeys | None = None,
         evaluates_only: bool = False,
-        put: Callable[[TrainBatch], Any] = lambda batch: batch,
+        put: Callable[[Any], Any] = lambda stored: stored,
     ) -> None:
         """Build the components and read the evaluation sets.
 
@@ -81,7 +81,8 @@ class RolloutProcess:
             engine_url: Address of the run's engines, for components that call them directly.
             keys: Keys of the engines and the router, also for such components.
             evaluates_only: Build no data source; only `evaluate` will be called.
-            put: Stores a batch where the trainer ranks can read it; the driver gets what it returns.
+            put: Stores a batch, or experts of some of its layers, where the trainer ranks can read it; the driver
+                gets what it returns for the batch.
 
         Raises:
             PluginError: If a component cannot be built.
@@ -116,6 +117,8 @@ class RolloutProcess:
         self._idle = IdleClock()
         self._stall_watch = StallWatch(self._build.in_loop, stall_s=config.cluster.hang_timeout_s)
         self._policy, self._keys, self._put = policy, keys, put
+        #: layers of each rank, by which routed experts are divided
+        self._layers: list[tuple[int, ...]] = []
         #: URL of each engine so far -> how many requests it runs at once
         self._capacities: dict[str, int] = {}
         #: begin a rollout or an evaluation only when the one before it is complete
@@ -188,6 +191,10 @@ class RolloutProcess:
         # Never none: a request that is aborted while it waits for its turn returns when that comes.
         self._policy.limit(max(1, int(capacity * _IN_FLIGHT)))
         return repeated
+
+    async def divide_routes(self, layers: list[tuple[int, ...]]) -> None:
+        """From now on, store the routed experts of these sets of layers by themselves, since ranks fetch only those."""
+        self._layers = layers
 
     async def engines_answering_garbage(self) -> list[str]:
         """URLs of the engines that answer requests with something else than a response."""
@@ -277,6 +284,9 @@ class RolloutProcess:
         if rewards is not None:
             metrics["rollout/raw_reward"], values = rewards
             batch = replace(batch, rewards=np.asarray(values, dtype=np.float32))
+        if self._layers and (routes := batch.routed_experts) is not None:
+            routes = await asyncio.to_thread(routes.divided, self._layers, self._put, ray.get)
+            batch = replace(batch, routed_experts=routes)
         rollout.batch = batch
         if self._logs_tokens:
             self._to_log[rollout.number] = groups

@@ -189,14 +189,13 @@ class Run:
             self._engines.wait_ready(self._starting("engines"))
         self._rollout.wait_built(self._starting("rollout process"))
         if self._engines.url is not None:
-            self._rollout.begin(
-                RolloutProcess.connect,
-                self._engines.url,
-                self._engines.urls,
-                doing="connecting the rollout process to the engines",
-                timeout_s=self.config.cluster.startup_timeout_s,
-            ).wait()
+            limit_s, doing = self.config.cluster.startup_timeout_s, "connecting the rollout process to the engines"
+            connect, urls = RolloutProcess.connect, self._engines.urls
+            self._rollout.begin(connect, self._engines.url, urls, doing=doing, timeout_s=limit_s).wait()
         self._trainer.wait_built(self._starting("trainer"))
+        if self.config.rollout.use_rollout_routing_replay:
+            layers = self._trainer.begin(TrainerProcess.routed_layers, doing="asking for the ranks' layers").wait()
+            self._rollout.begin(RolloutProcess.divide_routes, layers, doing="dividing routed experts").wait()
         self._recovery.begin()
         keep_out_of_collections()
 

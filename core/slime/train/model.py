@@ -17,6 +17,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from torch import Tensor
 
 from slime.config.learning_rate import SavedSteps, continued_at
+from slime.errors import TrainerError
 from slime.observe.timing import timed
 from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
 from slime.train.chunks import wrap_chunks
@@ -95,6 +96,10 @@ class TrainableModel:
             and settings.transformer.moe_flex_dispatcher_backend == "hybridep",
         )
         self._routers = [router for chunk in chunks for router in routers_of(chunk.decoder)]
+        for place, router in enumerate(self._routers):
+            router.place = place
+        #: layers of which this rank replays the engines' choice of experts
+        self.routed_layers = tuple(router.layer_number - 1 for router in self._routers)
         self._shares_prompts = (
             config.algorithm.share_prompts is not False
             and config.algorithm.micro_batch_size is None
@@ -228,8 +233,6 @@ class TrainableModel:
         interleaved = transformer.virtual_pipeline_model_parallel_size is not None
         multiple = transformer.pipeline_model_parallel_size if interleaved else 1
         count = -(-max(1, *(len(one) for one in plan)) // multiple) * multiple
-        if (routes := batch.routed_experts) is not None:
-            check_routes({int(batch.sample_ids[i]): routes[i] for i in samples}, transformer)
         # A rank with fewer micro-batches runs these in place of the missing ones, to keep in step.
         filler = [PrefixGroup((min(samples, key=lambda i: len(batch.tokens[i])),))]
         packed = []
@@ -238,10 +241,25 @@ class TrainableModel:
             own, least = of_ranks[parallel_state.get_data_parallel_rank()], 0
             if self._packing.equal_totals:
                 least = max(self._packing.length(batch, groups or filler) for groups in of_ranks)
+            routes = self._routes(batch, [i for group in own or filler for i in group.samples])
             packed.append(
-                self._packing.pack(batch, own or filler, counts=bool(own), step_tokens=step_tokens, least=least)
+                self._packing.pack(
+                    batch, own or filler, counts=bool(own), step_tokens=step_tokens, least=least, routes=routes
+                )
             )
         return packed
+
+    def _routes(self, batch: TrainBatch, samples: list[int]) -> list[np.ndarray[Any, Any]] | None:
+        """The experts that the engine chose in this rank's layers, if they are replayed and it has such layers."""
+        column, transformer = batch.routed_experts, self._settings.transformer
+        if column is not None and transformer.num_moe_experts is None:
+            raise TrainerError("the samples have routed experts to replay, but the model is not a mixture of experts.")
+        if column is None or not self.routed_layers:
+            return None
+        found = column.take(samples, self.routed_layers)
+        for i, routes in zip(samples, found, strict=True):
+            check_routes(int(batch.sample_ids[i]), column.shapes[i], routes, self.routed_layers, transformer)
+        return found
 
 
 def sum_over_ranks(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:

@@ -82,6 +82,7 @@ class PackingRule:
         counts: bool = True,
         step_tokens: int | None = None,
         least: int = 0,
+        routes: Sequence[np.ndarray[Any, Any]] | None = None,
     ) -> PackedMicroBatch:
         """Pack samples, the tokens that a group shares only once.
 
@@ -91,8 +92,8 @@ class PackingRule:
             counts: False for a micro-batch that only keeps this rank in step with the others.
             step_tokens: Tokens of the whole optimizer step, over all ranks; None outside of training.
             least: The `length` of the longest of all ranks' micro-batches, if totals must be equal.
+            routes: Of each sample, in order, the experts [tokens, routers of this rank, K] that the engine chose.
         """
-        routes = batch.routed_experts
         whole_prompts = self.cp_size > 1 or routes is not None
         assert not (whole_prompts and any(group.shared for group in groups)), "these need each prompt by itself"
         multiple = self._multiple
@@ -139,7 +140,7 @@ class PackingRule:
         tokens = torch.from_numpy(np.where(source < 0, 0, batch.tokens.flat[source]).astype(np.int64))
         trained = torch.from_numpy(batch.loss_masks.flat[taken] > 0)
         padding = torch.from_numpy(source < 0) if run < len(source) else None
-        chosen = None if routes is None else _packed_routes([routes[i] for i in samples], len(source), lengths)
+        chosen = None if routes is None else _packed_routes(routes, len(source), lengths)
         ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         positions = packed_positions(ends, self.cp_size, self.cp_rank)
         predicting = torch.from_numpy(np.concatenate(rows))

@@ -199,6 +199,10 @@ class MegatronRank:
                 gap_metrics = self._quantised.gap(self.policy, batch)  # before the weights move
             return self.learner.train(batch) | gap_metrics
 
+    def routed_layers(self) -> tuple[int, ...]:
+        """The layers of this rank whose routers replay the engines' choice of experts."""
+        return self.policy.routed_layers
+
     def logged_tokens(self) -> LoggedTokens | None:
         """What the last `train` computed of the tokens that are logged, on rank 0; None if nothing is."""
         logged, self.learner.logged = self.learner.logged, None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from slime.errors import TrainerError
-from slime.weights.stated_model import expert_layers
 
 #: what is counted of each layer besides the tokens of its experts
 _COUNTS = ("tokens", "dropped", "entropy", "aux_loss", "z_loss")
@@ -38,7 +37,8 @@ class RoutedRows:
     tokens: int = 0
     #: [T] bool, True where the row only pads; None if no row does
     padding: Tensor | None = None
-    #: [T, layers, K] experts that the engine chose, or -1 where it chose none; None if routers choose for themselves
+    #: [T, routers of this rank, K] experts that the engine chose, or -1 where it chose none; None if routers choose for
+    #: themselves
     routes: Tensor | None = None
 
 
@@ -59,6 +59,8 @@ class TrainingRouter(TopKRouter):  # type: ignore[misc]  # Megatron is untyped
         #: rows of the passes that are still to be computed again: backward passes come in the order of forward passes
         self._again: deque[RoutedRows] = deque()
         self._counting = False
+        #: its number among this rank's that replay; None: the engine does not run it (multi-token prediction)
+        self.place: int | None = None
         self.router_replay = _Choice()
         self.load: Tensor | None = None  #: [experts] tokens since `take_load`
         self.counts = dict.fromkeys(_COUNTS, 0.0)
@@ -83,10 +85,8 @@ class TrainingRouter(TopKRouter):  # type: ignore[misc]  # Megatron is untyped
         elif self.training and self._again:
             rows, self._counting = self._again.popleft(), False
         self._current = rows
-        routes = rows.routes
-        if routes is not None and self.layer_number > routes.size(1):
-            routes = None  # a layer for multi-token prediction, which the engine does not run
-        self.router_replay.choice = None if routes is None else routes[:, self.layer_number - 1]
+        routes = None if self.place is None else rows.routes
+        self.router_replay.choice = None if routes is None else routes[:, self.place]
         answer: tuple[Tensor, Tensor] = super().forward(input, rows.padding)
         return answer
 
@@ -202,43 +202,42 @@ def _best_experts(scores: Tensor, topk: int, groups: int, best_groups: int) -> T
     return scores.topk(topk, dim=1).indices
 
 
-def check_routes(routes: Mapping[int, np.ndarray[Any, Any]], transformer: Any) -> None:
-    """Refuse experts that are not this model's.
+def check_routes(
+    sample: int,
+    shape: Sequence[int],
+    routes: np.ndarray[Any, Any],
+    layers: Sequence[int],
+    transformer: Any,
+) -> None:
+    """Refuse experts of a sample that are not this model's.
 
     Args:
-        routes: Of each sample, by its number, [tokens, layers, K] experts.
+        sample: Its number.
+        shape: (tokens, layers, K) of all that the engine reported.
+        routes: [tokens, some layers, K] of them.
+        layers: Which layers these are; all have experts.
         transformer: Megatron's configuration of the model.
 
     Raises:
-        TrainerError: The model has no experts, or other layers, experts per token or numbers of experts, or a token has
-            the same expert twice in a layer.
+        TrainerError: The model has other layers, experts per token or numbers of experts, or a token has the same
+            expert twice in a layer.
     """
-    experts = transformer.num_moe_experts
-    if experts is None:
-        raise TrainerError("the samples have routed experts to replay, but the model is not a mixture of experts.")
-    expected = (transformer.num_layers, transformer.moe_router_topk)
-    mixed = [
-        layer
-        for layer, has_experts in enumerate(expert_layers(transformer.moe_layer_freq, transformer.num_layers))
-        if has_experts
-    ]
-    for number, found in routes.items():
-        if found.shape[1:] != expected or found.max(initial=0) >= experts:
-            raise TrainerError(
-                f"sample {number}: its routed experts have (layers, experts per token) {found.shape[1:]} and numbers up"
-                f" to {found.max(initial=0)}; the trainer's model has {expected} and {experts} experts. Do engines and"
-                " trainer have the same model?"
-            )
-        # Entries of dense layers mean nothing.
-        ordered = np.sort(found[:, mixed], axis=-1)
-        twice = (ordered[..., 1:] == ordered[..., :-1]).any(-1)
-        if twice.any():
-            token, place = (int(index[0]) for index in np.nonzero(twice))
-            layer = mixed[place]
-            raise TrainerError(
-                f"sample {number}: token {token} was routed to the experts {found[token, layer].tolist()} in layer"
-                f" {layer}, expected different ones. Its rollout_routed_experts were changed on the way from the engine"
-            )
+    experts, expected = transformer.num_moe_experts, (transformer.num_layers, transformer.moe_router_topk)
+    if tuple(shape[1:]) != expected or routes.max(initial=0) >= experts:
+        raise TrainerError(
+            f"sample {sample}: its routed experts have (layers, experts per token) {tuple(shape[1:])} and numbers up to"
+            f" {routes.max(initial=0)}; the trainer's model has {expected} and {experts} experts. Do engines and"
+            " trainer have the same model?"
+        )
+    ordered = np.sort(routes, axis=-1)
+    twice = (ordered[..., 1:] == ordered[..., :-1]).any(-1)
+    if twice.any():
+        token, place = (int(index[0]) for index in np.nonzero(twice))
+        raise TrainerError(
+            f"sample {sample}: token {token} was routed to the experts {routes[token, place].tolist()} in layer"
+            f" {layers[place]}, expected different ones. Its rollout_routed_experts were changed on the way from the"
+            " engine"
+        )
 
 
 def routers_of(chunk: torch.nn.Module) -> list[TrainingRouter]:

@@ -20,12 +20,13 @@ def memory_lines(plan: FleetPlan) -> Iterator[str]:
     both = ", of policy and critic" if plan.critic else ""
     for number in {totals.index(max(totals)): None, len(totals) - 1: None}:
         need, total, held = plan.stages[number], totals[number], plan.stages[number].memory
+        routes = f" + routed experts {size_text(need.routes)}" if need.routes else ""
         stage = f" of stage {number}" if len(totals) > 1 else ""
         yield (
             f"a training rank{stage}: {size_text(held.total)} = weights {size_text(held.weights)} + gradients"
             f" {size_text(held.gradients)} + optimizer {size_text(held.optimizer)}{both}; in a step {size_text(total)}"
             f" with activations {size_text(need.activations)} (micro-batches of {plan.micro_batch}) +"
-            f" {size_text(need.passing)} in passing + {size_text(plan.rates.reserved)} reserved:"
+            f" {size_text(need.passing)} in passing{routes} + {size_text(plan.rates.reserved)} reserved:"
             f" {100 * total / have:.0f} % of a device's {size_text(have)}"
         )
     host = plan.host

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from slime.config import RunConfig, config_problems
 from slime.config.layer_backend import missing_for
 from slime.config.megatron_checks import NO_DEEPEP, NO_HYBRIDEP
 from slime.errors import ConfigError
+from slime.weights.stated_model import expert_layers
 from slime_planner.cluster import GIB, Cluster
 from slime_planner.known_models import PlannedModel
 from slime_planner.pipeline_stages import stage_of_layers
@@ -41,10 +42,12 @@ class StageNeed:
     activations: float
     #: of a layer's backward pass or of the logits, whichever is more
     passing: float
+    #: the engines' choice of experts for the samples and layers of the rank
+    routes: float = 0.0
 
     def total(self, rates: Rates) -> float:
         """At its peak, with what libraries take."""
-        return self.memory.total + self.activations + self.passing + rates.reserved
+        return self.memory.total + self.activations + self.passing + self.routes + rates.reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class HostNeed:
     optimizer: float
     colocated: float
     reference: float
+    #: all of a batch, on the node of the rollout process; others get what their ranks need
     routes: float
 
     @property
@@ -207,7 +211,8 @@ def stage_needs(
     logits = [0.0] * (len(stages) - 1) + [logits_memory(config, architecture)]
     held = held or rank_memory(config, architecture, critic=critic, kinds=model.kinds)
     return [
-        StageNeed(one, act.kept, max(act.backward, rows)) for one, act, rows in zip(held, stages, logits, strict=True)
+        StageNeed(one, act.kept, max(act.backward, rows), rank_routes(config, model, layers, stage))
+        for stage, (one, act, rows) in enumerate(zip(held, stages, logits, strict=True))
     ]
 
 
@@ -262,12 +267,35 @@ def host_need(config: RunConfig, model: PlannedModel, held: list[RankMemory]) ->
     # Pinned memory is rounded up to powers of two: at most twice the state.
     released = 2 * max(one.weights + one.optimizer for one in held) * ranks if config.cluster.colocate else 0.0
     reference = max(one.weights for one in held) * ranks if config.algorithm.use_kl_loss else 0.0
-    routes, sizes = 0.0, model.architecture.transformer
-    if config.rollout.use_rollout_routing_replay and sizes.get("num_moe_experts"):
-        each = int(sizes["num_layers"]) * int(sizes["moe_router_topk"]) * (1 if sizes["num_moe_experts"] <= 256 else 2)
-        longest = (config.rollout.rollout_max_prompt_len or 512) + config.rollout.rollout_max_response_len
-        routes = float(config.batch.samples * longest * each)
-    return HostNeed(optimizer, released, reference, routes)
+    sizes = model.architecture.transformer
+    each = int(sizes["num_layers"]) * (1 if (sizes.get("num_moe_experts") or 0) <= 256 else 2)
+    return HostNeed(optimizer, released, reference, _routed(config, model) * each)
+
+
+def rank_routes(config: RunConfig, model: PlannedModel, layers: Sequence[int], stage: int) -> float:
+    """Bytes of a batch's routed experts on the device of a rank: those of its samples and of its layers with experts.
+
+    Args:
+        config: The run.
+        model: Its model.
+        layers: The pipeline stage of each layer.
+        stage: That of the rank.
+    """
+    stated = config.megatron
+    with_experts = expert_layers(model.architecture.transformer.get("moe_layer_freq", 1), len(layers))
+    own = sum(of == stage and routed for of, routed in zip(layers, with_experts, strict=True))
+    divided = int(stated.get("tensor_model_parallel_size", 1)) if stated.get("sequence_parallel") else 1
+    divided *= int(stated.get("context_parallel_size", 1)) * max(1, config.data_parallel_size)
+    return _routed(config, model) * own * 2 / divided
+
+
+def _routed(config: RunConfig, model: PlannedModel) -> float:
+    """Numbers of the experts of a batch in one layer; 0 if they are not replayed."""
+    sizes = model.architecture.transformer
+    if not (config.rollout.use_rollout_routing_replay and sizes.get("num_moe_experts")):
+        return 0.0
+    longest = (config.rollout.rollout_max_prompt_len or 512) + config.rollout.rollout_max_response_len
+    return float(config.batch.samples * longest * int(sizes["moe_router_topk"]))
 
 
 def _gib(size: float) -> str:

@@ -106,6 +106,20 @@ def test_optimizers_on_the_host_and_of_chosen_types() -> None:
     assert (kept.optimizer, kept.host) == (pytest.approx(usual.optimizer * 4 / 12), usual.optimizer * 16 / 12)
 
 
+def test_routed_experts_are_on_one_host_and_each_rank_has_a_part() -> None:
+    layout = "--pipeline-model-parallel-size 4 --expert-model-parallel-size 2 --use-rollout-routing-replay"
+    layout += " --rollout-batch-size 64 --rollout-max-prompt-len 1000 --rollout-max-response-len 7000"
+    plan = planned("qwen3-30B-A3B", "2 x 8xH100", layout)
+    layers, samples = 48 * 8, plan.config.batch.samples
+    assert plan.host.routes == samples * 8000 * layers  # 128 experts: a byte for each
+    copies = plan.config.data_parallel_size
+    assert copies == 2 and all(stage.routes == samples * 8000 * layers / 4 / copies * 2 for stage in plan.stages)
+    without = planned("qwen3-30B-A3B", "2 x 8xH100", layout.replace("--use-rollout-routing-replay", ""))
+    assert [stage.routes for stage in without.stages] == [0.0] * 4
+    more = plan.stages[0].total(plan.rates) - without.stages[0].total(plan.rates)
+    assert more == pytest.approx(plan.stages[0].routes)
+
+
 def test_rollouts_that_are_generated_together_take_as_long_as_one_of_all_their_samples() -> None:
     layout = "--tensor-model-parallel-size 2 --actor-num-gpus-per-node 4 --rollout-batch-size"
     together = planned("qwen3-8B", "1 x 8xH100", f"{layout} 16 --async --async-buffer-size 4")
