@@ -114,6 +114,7 @@ SHOPS: dict[str, frozenset[str]] = {
             "config.defaults",
             "weights.lora",
             "weights.fp8",
+            "weights.stated_model",
             # `slime train --from-recipe`: slime's flags, and the tables of other frameworks' names
             "config.flag_table",
             "config.flags",
