@@ -353,7 +353,7 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
 
 
 def live_nodes() -> set[str]:
-    """Addresses of the nodes that the Ray cluster has now. It notices within half a minute that one has left."""
+    """Addresses of the nodes that the Ray cluster has now. That one is cut off it notices after a minute."""
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 

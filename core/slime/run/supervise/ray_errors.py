@@ -74,7 +74,7 @@ def _cause(error: RayError, text: str, log: Path) -> str:
         return "its node ended or cannot be reached"
     cause = cause_of_death(log)
     if isinstance(error, ActorUnavailableError) and of_several_nodes():
-        return f"{cause}; or its node is gone, which Ray knows half a minute later only"
+        return f"{cause}; or its node is gone, which Ray may notice only a minute later"
     return cause
 
 
