@@ -169,7 +169,7 @@ def test_a_stage_that_fails_is_named_by_every_transport_and_the_repeat_works(
 
 
 def test_stages_write_the_folder_that_one_writer_does(model_folder: Folders, tmp_path: Path) -> None:
-    """Tensors, types, what is kept and what repeats another: in files that two have written."""
+    """Tensors and their types, in files that two have written; what is not trained is in `test_stage_folders`."""
     folder = model_folder("qwen3", seed=1)
     model = read_architecture(folder)
 

@@ -118,10 +118,9 @@ class DeltaTransport(FolderTransport):
         newest = _Newest()
         states: dict[str, TensorState] = {}
 
-        def others(work: Path) -> Iterator[Written]:
-            for report in self._with_others(work, name):
-                states.update(_states(report["states"]))
-                yield as_written(report["written"])
+        def taken(report: Mapping[str, Any]) -> Written:
+            states.update(_states(report["states"]))
+            return as_written(report["written"])
 
         def describe(work: Path) -> None:
             newest.describe(stored_tensors(work))
@@ -133,7 +132,7 @@ class DeltaTransport(FolderTransport):
             named,
             self.source_folder,
             self.model,
-            others=others,
+            others=lambda work: map(taken, self._with_others(work, name)),  # they begin before this one
             see=newest.add,
             also=describe,
         )
