@@ -58,7 +58,7 @@ def micro_batch(sequences: Tensor, counts: bool = True) -> PackedMicroBatch:
     return PackedMicroBatch(
         samples=tuple(range(int(sequences.max()) + 1)), counts=counts, tokens=nothing, positions=nothing,
         packed=nothing, rows=nothing, targets=nothing, slots=None, sequence_ids=sequences,
-        token_ids=torch.arange(sequences.numel()),
+        places=torch.arange(sequences.numel()),
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def test_each_row_predicts_its_response_token_and_nothing_is_padded() -> None:
     before = np.concatenate([batch.tokens[i][-int(batch.response_lengths[i]) - 1 : -1] for i in (3, 0, 4)])
     assert packed.tokens[0, packed.rows].tolist() == before.tolist()
     flat = np.concatenate([batch.tokens[i][-int(batch.response_lengths[i]) :] for i in range(5)])
-    assert flat[packed.token_ids.numpy()].tolist() == expected.tolist()
+    assert flat[packed.places.numpy()].tolist() == expected.tolist()
     assert packed.sequence_ids.bincount().tolist() == [int(batch.response_lengths[i]) for i in (3, 0, 4)]
 
 
@@ -57,7 +57,7 @@ def test_totals_of_all_ranks_are_equal_and_whole_chunks_where_they_must_be(tp: i
     # of what a rank's layers see
     assert few.tokens.numel() // tp % 128 == 0 and few.tokens.numel() * cp - longest < 128 * tp * max(1, 2 * cp)
     plain = rule(tp, cp).pack(batch, plan[0])
-    assert torch.equal(few.targets, plain.targets) and torch.equal(few.token_ids, plain.token_ids)
+    assert torch.equal(few.targets, plain.targets) and torch.equal(few.places, plain.places)
     assert few.routed.tokens == plain.routed.tokens
 
 

@@ -245,7 +245,7 @@ def test_each_layer_is_weighted_and_counted_as_the_policy_is() -> None:
     policy = lambda micro_batch, log_probs, entropy: (log_probs.sum() + entropy.sum(), {"loss": torch.zeros(())})  # noqa: ARG005, E731
     loss = layers().loss(policy, columns)
     zero = torch.zeros(2)
-    first = SimpleNamespace(counts=True, token_ids=torch.tensor([0, 1]))
+    first = SimpleNamespace(counts=True, places=torch.tensor([0, 1]))
     further = [torch.tensor([-1.0, -torch.inf], requires_grad=True), torch.tensor([-3.0, 5.0], requires_grad=True)]
     total, sums = loss(first, zero, zero, *further)
     assert total.item() == pytest.approx(0.2 * 0.5 * (1 + 3) / 2)
@@ -253,7 +253,7 @@ def test_each_layer_is_weighted_and_counted_as_the_policy_is() -> None:
     torch.autograd.backward(total)
     assert [one.grad.tolist() for one in further if one.grad is not None] == [[pytest.approx(-0.05), 0.0]] * 2
 
-    only_in_step = SimpleNamespace(counts=False, token_ids=torch.tensor([2, 3]))
+    only_in_step = SimpleNamespace(counts=False, places=torch.tensor([2, 3]))
     further = [torch.tensor([-7.0, -7.0], requires_grad=True)]
     total, sums = loss(only_in_step, zero, zero, *further)
     torch.autograd.backward(total)

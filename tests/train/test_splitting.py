@@ -60,7 +60,7 @@ def gradient(case: Case, mode: str, num_ranks: int, **limits: int | None) -> tup
     terms = loss_terms(**{"eps_clip": 0.2, "eps_clip_high": 0.28} | changed)
     losses = []
     for micro_batch in packed:
-        here = micro_batch.token_ids
+        here = micro_batch.places
         losses.append(micro_batch_loss(terms, columns, micro_batch, log_probs[here], entropy[here])[0])
     return torch.autograd.grad(torch.stack(losses).sum(), log_probs)[0], len(packed)
 

@@ -24,7 +24,7 @@ def columns(**parts: list[float]) -> LossColumns:
 
 
 def micro_batch(ids: list[int], *, counts: bool = True) -> Any:
-    return SimpleNamespace(token_ids=torch.tensor(ids), counts=counts)
+    return SimpleNamespace(places=torch.tensor(ids), counts=counts)
 
 
 def test_masked_tokens_have_no_gradient() -> None:

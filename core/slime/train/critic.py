@@ -201,7 +201,7 @@ def micro_batch_value_loss(
     if not micro_batch.counts:
         return values.sum() * 0.0, {}
     assert columns.values is not None and columns.returns is not None
-    here = micro_batch.token_ids
+    here = micro_batch.places
     mask = columns.mask[here]
     values, old, returns = (
         torch.where(mask > 0, part, 0.0) for part in (values, columns.values[here], columns.returns[here])

@@ -1,9 +1,9 @@
 """The loss of one micro-batch, policy or supervised: its terms, its token weights and its statistics.
 
 Formulas are one function per term; every tensor argument and result is a vector over tokens. M is the number of
-response tokens of a micro-batch. Losses are per token: they are multiplied by weights that were fixed for the whole
-optimizer step before it began (`loss_weights` of the training batch) and summed, which is what makes gradients
-independent of micro-batching and of the parallel layout.
+response tokens of a micro-batch, which `PackedMicroBatch` calls R. Losses are per token: they are multiplied by weights
+that were fixed for the whole optimizer step before it began (`loss_weights` of the training batch) and summed, which is
+what makes gradients independent of micro-batching and of the parallel layout.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def micro_batch_loss(
         log_probs: [R] under the current policy, with gradient.
         entropy: [R] of the current policy, with gradient.
     """
-    here = micro_batch.token_ids
+    here = micro_batch.places
     if not micro_batch.counts:
         return (log_probs.sum() + entropy.sum()) * 0.0, {}
     mask, weights = columns.mask[here], columns.weights[here]
@@ -241,7 +241,7 @@ def _policy_terms(
     """Policy loss and KL of each token [R], and their sums over trained tokens."""
     assert columns.advantages is not None
     options, spec = terms.options, terms.spec
-    here, trained, current = micro_batch.token_ids, mask > 0, log_probs.detach()
+    here, trained, current = micro_batch.places, mask > 0, log_probs.detach()
     sequences = (micro_batch.sequence_ids, len(micro_batch.samples))
     advantages = columns.advantages[here]
     old = current if columns.old_log_probs is None else torch.where(trained, columns.old_log_probs[here], current)

@@ -121,7 +121,7 @@ class TrainableModel:
         if counts_tokens():
             for micro_batch, values in zip(micro_batches, scored, strict=True):
                 if micro_batch.counts:
-                    flat[micro_batch.token_ids] = values
+                    flat[micro_batch.places] = values
         # One rank has each entry and the others have 0, so the sum is a copy.
         dist.all_reduce(flat)
         return flat.cpu()

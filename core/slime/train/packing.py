@@ -44,7 +44,7 @@ class PackedMicroBatch:
     #: [R_l] int64, the index of each of them among the R; None if all are here, in order
     slots: Tensor | None
     sequence_ids: Tensor  #: [R] int64, 0..len(samples)-1
-    token_ids: Tensor  #: [R] int64, the index of each response token among all of the batch
+    places: Tensor  #: [R] int64, the index of each response token among all of the batch
     #: [number of them] int64, which of the R_l tokens are trained on; None if all are
     trained: Tensor | None = None
     routed: RoutedRows = NO_ROUTES  #: for the routers of a mixture of experts
@@ -100,7 +100,7 @@ class PackingRule:
         #: of each packed sequence, where its tokens are in the batch, -1 for padding; and what it continues
         sources: list[np.ndarray[Any, Any]] = []
         prefixes: list[Prefix] = []
-        rows, targets, sequence_ids, token_ids = [], [], [], []
+        rows, targets, sequence_ids, places = [], [], [], []
         samples: list[int] = []
         whole, responses = batch.tokens.offsets.tolist(), batch.loss_masks.offsets.tolist()
         start = 0
@@ -124,7 +124,7 @@ class PackingRule:
                 rows.append(np.arange(first, first + response))
                 targets.append(np.arange(end - response, end))
                 sequence_ids.append(np.full(response, len(samples)))
-                token_ids.append(np.arange(responses[i], responses[i + 1]))
+                places.append(np.arange(responses[i], responses[i + 1]))
                 samples.append(i)
                 start += add(begin, end - 1, prefix)
         # Sequence parallelism divides this rank's tokens; pad the total by one more sequence that nothing refers to.
@@ -135,7 +135,7 @@ class PackingRule:
             sources.append(np.full(extra, -1))
             prefixes.append(NO_PREFIX)
         lengths = [len(one) for one in sources]
-        source, taken = np.concatenate(sources), np.concatenate(token_ids)
+        source, taken = np.concatenate(sources), np.concatenate(places)
         run = int(np.count_nonzero(source >= 0))
         tokens = torch.from_numpy(np.where(source < 0, 0, batch.tokens.flat[source]).astype(np.int64))
         trained = torch.from_numpy(batch.loss_masks.flat[taken] > 0)
@@ -169,7 +169,7 @@ class PackingRule:
             targets=self._there(predicted),
             slots=None if slots is None else self._there(slots),
             sequence_ids=self._there(torch.from_numpy(np.concatenate(sequence_ids))),
-            token_ids=self._there(torch.from_numpy(taken)),
+            places=self._there(torch.from_numpy(taken)),
             trained=None if trained.all() else self._there(trained.nonzero().squeeze(1)),
             routed=RoutedRows(share, run, self._this_part(padding), self._this_part(chosen)),
         )

@@ -221,7 +221,7 @@ class FurtherLayers(Feature):
             table = torch.stack(further)
             if not micro_batch.counts:
                 return total + table.sum() * 0.0, sums
-            here = micro_batch.token_ids
+            here = micro_batch.places
             cross_entropy = torch.where(columns.mask[here] > 0, -table, 0.0).mean(0)
             sums = sums | {"mtp_loss": cross_entropy.detach().sum()}
             return total + self._scale * (columns.weights[here] * cross_entropy).sum(), sums

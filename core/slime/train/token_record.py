@@ -58,7 +58,7 @@ class TokenRecord:
                 mine["clipped"] = values
             elif name.isidentifier() and name not in BUILT_IN and not _ELSEWHERE.search(name):
                 mine[name] = values
-        here = micro_batch.token_ids
+        here = micro_batch.places
         self._seen.index_fill_(0, here, True)  # an assignment would copy the value to the device, and wait for it
         for name, values in mine.items():
             if name not in self._columns:
