@@ -76,8 +76,8 @@ def test_replay_keeps_half_of_every_batch_new_and_limits_reuse(max_reuse: int) -
     ledger = PromptLedger(CheckedSource(CountingSource(), "data source counting", SAMPLES), max_reuse=max_reuse)
 
     class OfOneReward(Finisher):
-        async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group:
-            finished = await super().finish_group(progress, context)
+        async def finish_group(self, progress: GroupProgress, batch: BatchInProgress) -> Group:
+            finished = await super().finish_group(progress, batch)
             finished.samples[0].reward = 0.5
             return finished
 

@@ -71,7 +71,7 @@ class Finisher(Pipeline):
         #: the groups of each draw from the ledger
         self.draws: list[list[int]] = []
 
-    async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group:
+    async def finish_group(self, progress: GroupProgress, batch: BatchInProgress) -> Group:
         group = progress.group
         await asyncio.sleep(self.delay_s(group.index))
         for sample in group.samples:
@@ -81,8 +81,8 @@ class Finisher(Pipeline):
             sample.tokens.append(-1)
             sample.response_length = 1
             sample.metadata["seen"] = True
-        context.engine_clock = FixedClock(context.engine_clock.seconds + 0.25)
-        context.reward_clock = FixedClock(context.reward_clock.seconds + 0.125)
+        batch.engine_clock = FixedClock(batch.engine_clock.seconds + 0.25)
+        batch.reward_clock = FixedClock(batch.reward_clock.seconds + 0.125)
         return Group(group.index, group.samples)
 
 

@@ -156,7 +156,7 @@ def test_prompts_in_flight_are_not_drawn_twice() -> None:
 
 def test_a_failing_batch_does_not_block_the_next_one() -> None:
     class Failing(Finisher):
-        async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group:
+        async def finish_group(self, progress: GroupProgress, batch: BatchInProgress) -> Group:
             raise RuntimeError("engines gone")
 
     collect, _ = collector(Failing())

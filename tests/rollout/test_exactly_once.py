@@ -28,12 +28,12 @@ ROLLOUTS = 8
 class StrictFinisher(Finisher):
     """Accepts only groups as the source makes them, and takes a random while."""
 
-    async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group:
+    async def finish_group(self, progress: GroupProgress, batch: BatchInProgress) -> Group:
         group = progress.group
         assert [sample.index for sample in group.samples] == [SAMPLES * group.index + i for i in range(SAMPLES)]
         for sample in group.samples:
             assert (sample.tokens, sample.metadata, sample.status) == ([group.index], {}, Status.PENDING)
-        return await super().finish_group(progress, context)
+        return await super().finish_group(progress, batch)
 
 
 @dataclass

@@ -117,9 +117,9 @@ def test_overlapping_requests_count_once_in_the_engines_seconds() -> None:
             return await super().generate(tokens, sampling)
 
     async def main() -> float:
-        context = BatchInProgress(AllAtOnce(), SAMPLING, 42, engine_clock=BusyClock(lambda: now))
+        batch = BatchInProgress(AllAtOnce(), SAMPLING, 42, engine_clock=BusyClock(lambda: now))
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=5, concurrency=8)
-        await asyncio.gather(*(boundary.generate(pending(i), context) for i in range(8)))
-        return context.engine_clock.seconds
+        await asyncio.gather(*(boundary.generate(pending(i), batch) for i in range(8)))
+        return batch.engine_clock.seconds
 
     assert asyncio.run(main()) == 1.0

@@ -83,8 +83,8 @@ def finish(
             policy,
             seed=42,
         )
-        async with pipeline.batch(SAMPLING) as context:
-            return await pipeline.finish(wanted, context), context
+        async with pipeline.batch(SAMPLING) as batch:
+            return await pipeline.finish(wanted, batch), batch
 
     return asyncio.run(main())
 
@@ -127,11 +127,11 @@ def test_a_group_reward_sees_whole_groups() -> None:
 
 
 def test_progress_counts_every_sample_once() -> None:
-    _, context = finish(groups(3, 2), RandomlySlowPolicy(), FirstTokenReward())
-    assert (context.done, context.total) == (6, 6)
+    _, batch = finish(groups(3, 2), RandomlySlowPolicy(), FirstTokenReward())
+    assert (batch.done, batch.total) == (6, 6)
 
 
 def test_engine_seconds_are_wall_seconds_of_overlapping_requests() -> None:
     started = time.monotonic()
-    _, context = finish(groups(8, 8), RandomlySlowPolicy(0.1), FirstTokenReward())
-    assert 0.05 < context.engine_clock.seconds <= time.monotonic() - started
+    _, batch = finish(groups(8, 8), RandomlySlowPolicy(0.1), FirstTokenReward())
+    assert 0.05 < batch.engine_clock.seconds <= time.monotonic() - started

@@ -100,11 +100,11 @@ class Versioned(Finisher):
 
     version = 1
 
-    async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group:
+    async def finish_group(self, progress: GroupProgress, batch: BatchInProgress) -> Group:
         for sample in progress.group.samples:
             assert (sample.tokens, sample.metadata) == ([sample.group_index], {})  # as the source gave it
             sample.weight_versions = [str(self.version)]
-        return await super().finish_group(progress, context)
+        return await super().finish_group(progress, batch)
 
 
 def newest_first(groups: Sequence[Group], want: int) -> Selection:

@@ -100,20 +100,20 @@ class SampleGenerator:
                 "%s", f"{name} took longer than {CLOSING_S:g} s" if deadline.expired() else report(name, error)
             )
 
-    async def generate(self, sample: Sample, context: BatchInProgress) -> list[Sample]:
+    async def generate(self, sample: Sample, batch: BatchInProgress) -> list[Sample]:
         """Finished samples for one pending sample; never empty.
 
         If the batch is already full, the sample itself: PENDING, with its tokens so far, to be continued later.
         """
-        async with self._slots.slot(evaluation=context.sampling.evaluation):
-            if context.stopping:
+        async with self._slots.slot(evaluation=batch.sampling.evaluation):
+            if batch.stopping:
                 return [sample]
             asked = Snapshot.of(sample)
             recorded = _answered_before(asked) if self._passive.due(self.component_name) else None
-            session = PolicySession(context, self._timeout_s, recorded, self._grace_s)
+            session = PolicySession(batch, self._timeout_s, recorded, self._grace_s)
             try:
                 async with session.deadline:
-                    produced = await self._generator.generate(sample, context.sampling_of(sample), session)
+                    produced = await self._generator.generate(sample, batch.sampling_of(sample), session)
                 if session.engine_error is not None:
                     raise session.engine_error
                 samples = check_generated(produced, asked)
@@ -192,45 +192,43 @@ class Pipeline:
 
         Entering it does not give way to other tasks.
         """
-        context = BatchInProgress(self.policy, sampling, self.seed)
-        self.batches.append(context)
+        batch = BatchInProgress(self.policy, sampling, self.seed)
+        self.batches.append(batch)
         try:
-            yield context
+            yield batch
         finally:
-            self.batches.remove(context)
-            await context.close()
+            self.batches.remove(batch)
+            await batch.close()
 
-    async def finish(self, groups: Sequence[Group], context: BatchInProgress) -> list[Group]:
+    async def finish(self, groups: Sequence[Group], batch: BatchInProgress) -> list[Group]:
         """Generate and score all `groups` concurrently. Raises `EngineError` when the engines are gone."""
-        context.total += sum(len(group.samples) for group in groups)
-        finished = await all_or_first_error(self.finish_group(GroupProgress.of(group), context) for group in groups)
+        batch.total += sum(len(group.samples) for group in groups)
+        finished = await all_or_first_error(self.finish_group(GroupProgress.of(group), batch) for group in groups)
         return [group for group in finished if group is not None]
 
-    async def finish_group(self, progress: GroupProgress, context: BatchInProgress) -> Group | None:
+    async def finish_group(self, progress: GroupProgress, batch: BatchInProgress) -> Group | None:
         """Generate and score one group; None if its generation was stopped.
 
         If the group was taken before and stopped, its finished samples are left as they are.
         """
-        await all_or_first_error(
-            self._finish_sample(progress, index, context) for index in range(len(progress.produced))
-        )
+        await all_or_first_error(self._finish_sample(progress, index, batch) for index in range(len(progress.produced)))
         if progress.stopped:
             return None
         samples = [sample for produced in progress.produced for sample in produced or ()]
         if self.scorer is not None and self.scorer.scope == "group":
-            await self.scorer.score(samples, context.reward_clock)
+            await self.scorer.score(samples, batch.reward_clock)
         return Group(progress.group.index, samples)
 
-    async def _finish_sample(self, progress: GroupProgress, index: int, context: BatchInProgress) -> None:
+    async def _finish_sample(self, progress: GroupProgress, index: int, batch: BatchInProgress) -> None:
         sample = progress.group.samples[index]
         if new := sample.status is Status.PENDING:
-            produced = progress.produced[index] = await self.generator.generate(sample, context)
+            produced = progress.produced[index] = await self.generator.generate(sample, batch)
             if produced[0].status is Status.PENDING:
                 return
         else:
             produced = progress.produced[index] = [sample]
         # A sample that was finished when its group was taken before has a reward, unless its scoring was stopped.
         if self.scorer is not None and self.scorer.scope == "sample" and (new or sample.reward is None):
-            await self.scorer.score(produced, context.reward_clock)
+            await self.scorer.score(produced, batch.reward_clock)
         progress.scored[index] = True
-        context.done += 1
+        batch.done += 1

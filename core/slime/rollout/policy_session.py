@@ -100,7 +100,7 @@ class PolicySession:
     """
 
     __slots__ = (
-        "_context",
+        "_batch",
         "_grace_s",
         "_timeout_s",
         "cut_short",
@@ -113,19 +113,19 @@ class PolicySession:
 
     def __init__(
         self,
-        context: BatchInProgress,
+        batch: BatchInProgress,
         timeout_s: float,
         recorded: list[Generation] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
         """
         Args:
-            context: Context of the sample's batch.
+            batch: The rollout or evaluation set that the sample is part of.
             timeout_s: Seconds without progress after which `deadline` expires.
             recorded: List that receives copies of all answers, to compare them with the trained tokens.
             grace_s: Seconds that a request may take beyond `timeout_s`.
         """
-        self._context = context
+        self._batch = batch
         self._timeout_s = timeout_s
         self._grace_s = grace_s
         #: to be entered around the generator's call
@@ -143,26 +143,26 @@ class PolicySession:
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
     ) -> Generation:
         """One response to `tokens`: see `slime.plugin.PolicyClient`."""
-        context, policy = self._context, self._context.policy
+        batch, policy = self._batch, self._batch.policy
         if policy is None:
             raise PluginContractError(
                 "asked the policy for a response, but this run has no engines: the generator's spec says"
                 " needs_engine=False"
             )
-        if context.stopping:
+        if batch.stopping:
             self.deadline.extend(self._timeout_s)
             self.cut_short, self.unanswered = True, None
             return Generation([], [], "abort", [], _STOPPED)
         self.deadline.extend(self._timeout_s + self._grace_s)
-        clock, inside = context.engine_clock, None
+        clock, inside = batch.engine_clock, None
         since = clock.now()
         self.waiting += 1
         # SGLang aborts every request whose name begins with the one given, so all names are equally long.
         rid = os.urandom(16).hex()
-        context.open_requests.add(rid)
+        batch.open_requests.add(rid)
         try:
             answer = await policy.generate(tokens, sampling, session=session, rid=rid)
-            context.open_requests.remove(rid)
+            batch.open_requests.remove(rid)
             inside = answer.meta.get("e2e_latency")
         except EngineError as error:
             self.engine_error = error
@@ -175,7 +175,7 @@ class PolicySession:
             self.waiting -= not self.deadline.expired()
             self.deadline.extend(self._timeout_s)
         self.unanswered = None
-        if context.stopping and answer.finish_reason == "abort":
+        if batch.stopping and answer.finish_reason == "abort":
             self.cut_short = True
         if self.recorded is not None:
             kept = replace(answer, tokens=list(answer.tokens), log_probs=list(answer.log_probs), routed_experts=None)
