@@ -196,7 +196,8 @@ class SharedMessages:
     ) -> None:
         """
         Args:
-            send: Sends one message; its result has an answer or an error for each request.
+            send: Sends one message; its result has an answer or an error for each request. The client's
+                `_ask_together`.
             engines: Number of engines to spread the messages over.
         """
         self._send = send

@@ -11,7 +11,10 @@ from slime.types import Group, Sample
 
 
 class PolicyClient(Protocol):
-    """The engines, seen from a generator: token ids in, token ids and log-probs out."""
+    """The engines, seen from a generator: token ids in, token ids and log-probs out.
+
+    In a run it is a `slime.rollout.policy_session.PolicySession`, a new one for each sample.
+    """
 
     async def generate(
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None

@@ -22,7 +22,7 @@ STOP_TIMEOUT_S = 30.0
 _ABORT_INTERVAL_S = 0.1
 #: seconds that a completely generated group has left for scoring
 _SCORING_GRACE_S = 1.0
-#: generates and scores one group; None: its generation was stopped
+#: generates and scores one group: `Pipeline.finish_group`. None: its generation was stopped
 FinishGroup: TypeAlias = "Callable[[GroupProgress, BatchInProgress], Awaitable[Group | None]]"
 #: for each sample of a group its replacement when the group is taken again; None: the original sample
 Kept: TypeAlias = list[list[Sample] | None]

@@ -82,7 +82,7 @@ class RolloutProcess:
             keys: Keys of the engines and the router, also for such components.
             evaluates_only: Build no data source; only `evaluate` will be called.
             put: Stores a batch, or experts of some of its layers, where the trainer ranks can read it; the driver
-                gets what it returns for the batch.
+                gets what it returns for the batch. `ray.put` in a run.
 
         Raises:
             PluginError: If a component cannot be built.

@@ -20,10 +20,12 @@ from slime.train.packing import PackedMicroBatch
 from slime.train.routing import routers_of
 from slime.train.settings import TrainSettings
 
-#: What is computed from the last stage's output for each response token: a policy's log-probs, or a critic's value.
+#: What is computed from the last stage's output for each response token: a policy's log-probs and entropy
+#: (`policy_head`), or a critic's value (`value_head`).
 #: (output, micro-batch) -> vectors [R_l] float32, with one entry for each response token that this context-parallel
 #: rank predicts.
 TokenHead = Callable[[Tensor, PackedMicroBatch], tuple[Tensor, ...]]
+#: The policy's (`micro_batch_loss`) or the critic's (`micro_batch_value_loss`), given all arguments but these:
 #: (micro-batch, each vector of the head [R] with gradient) -> (loss to differentiate, anything to hand back)
 LossFunction = Callable[..., tuple[Tensor, Any]]
 
@@ -90,6 +92,7 @@ class PipelineSchedule:
             if len(self._in_flight) == self._in_flight.maxlen:
                 self._in_flight[0].packed.plan = None  # its masks would take memory until the end of the step
             self._in_flight.append(micro_batch)
+        # Megatron's DDP around a `PolicyModel` or the critic's model: `GPTModel.forward`.
         return model(
             micro_batch.tokens,
             micro_batch.positions,
@@ -110,6 +113,7 @@ class PipelineSchedule:
         )
 
     def _schedule(self, step: Callable[..., Any], micro_batches: list[PackedMicroBatch], **options: Any) -> list[Any]:
+        """Let Megatron call `step` for each micro-batch, then what it returned, and in training the backward pass."""
         data = [iter(micro_batches) for _ in self._chunks]
         answer: list[Any] = get_forward_backward_func()(
             forward_step_func=step,

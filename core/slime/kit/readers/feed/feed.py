@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.errors import CheckpointError, DataError
 from slime.kit.context_length import longest_training_prompt
-from slime.kit.readers.feed.feed_workers import Answer, FeedWorkers, InProcess
+from slime.kit.readers.feed.feed_workers import AwaitedRows, FeedWorkers, InProcess
 from slime.kit.readers.feed.order import BlockOrder, Order, RowOrder
 from slime.kit.readers.feed.work import LoadedRow, Work
 from slime.kit.readers.light_tokenizer import lightest
@@ -154,12 +154,13 @@ class Stream:
 
     def _load_from(self, epoch: int, job: int) -> Iterator[list[LoadedRow]]:
         """Yield the rows of this job and all later ones; later jobs are submitted in advance."""
-        submitted: deque[Answer] = deque()
+        submitted: deque[AwaitedRows] = deque()
         while True:
             submitted.append(self._performer.submit(self._order.job(epoch, job)))
             epoch, job = (epoch, job + 1) if job + 1 < self._order.jobs(epoch) else (epoch + 1, 0)
             if len(submitted) > self._performer.ahead:
-                yield submitted.popleft()()
+                rows = submitted.popleft()
+                yield rows()
 
     def _advance(self) -> None:
         """Advance to the next job, or to the next epoch."""

@@ -22,7 +22,8 @@ _AHEAD = 2
 # One thread each: the processes are what runs in parallel.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
-Answer = Callable[[], list[LoadedRow]]
+#: waits for the rows of a submitted job, or reads them
+AwaitedRows = Callable[[], list[LoadedRow]]
 
 
 class InProcess:
@@ -34,7 +35,7 @@ class InProcess:
     def __init__(self, work: Work) -> None:
         self._work = work
 
-    def submit(self, job: Job) -> Answer:
+    def submit(self, job: Job) -> AwaitedRows:
         """A function that performs the job."""
         return lambda: self._work.perform(job)
 
@@ -76,7 +77,7 @@ class FeedWorkers:
         """The processes that have been started."""
         return self._pool.pids
 
-    def submit(self, job: Job) -> Answer:
+    def submit(self, job: Job) -> AwaitedRows:
         """Give the job to the next free process; the returned function waits for its rows.
 
         That function raises `DataError`, with files and lines, if the process died or the deadline passed.
