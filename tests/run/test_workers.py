@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions
-from slime.errors import DeadlineError, DiskFullError, SlimeError, TrainerError, UnexpectedError
+from slime.errors import ClusterError, DeadlineError, DiskFullError, SlimeError, TrainerError, UnexpectedError
 from slime.run.ray_session import ray_session
 from slime.run.supervise.losses import is_curable
 from slime.run.workers import Workers
@@ -75,6 +75,12 @@ class Part:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def store(self) -> list[ray.ObjectRef]:
+        return [ray.put(bytes(2**20))]
+
+    def fetch(self, stored: list[ray.ObjectRef]) -> int:
+        return sum(map(len, ray.get(stored)))
 
     def environment_of_child(self) -> str:
         return subprocess.run(["env"], stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -242,6 +248,18 @@ def test_a_failure_is_found_without_waiting(workers: Workers) -> None:
 def test_the_death_of_a_process_is_reported_with_what_it_was_doing(workers: Workers) -> None:
     with pytest.raises(SlimeError, match=r"^training: parts [01] \(pid \d+\) died: .* or ended itself"):
         workers.begin("die", doing="training").wait()
+
+
+def test_data_that_ended_with_its_process_is_named_and_another_attempt_may_have_it(workers: Workers) -> None:
+    [stored] = workers.begin("store", doing="generating", only=0).wait()
+    with pytest.raises(SlimeError, match=" died"):
+        workers.begin("die", doing="generating", only=0).wait()
+    deadline = time.monotonic() + 60
+    with pytest.raises(ClusterError, match="was lost, because the process or node that had it ended") as caught:
+        while time.monotonic() < deadline:  # until Ray has noticed
+            assert workers.begin("fetch", stored, doing="training", only=1).wait() == [2**20]
+            time.sleep(0.2)
+    assert is_curable(caught.value, first=True)
 
 
 @pytest.mark.parametrize(("method", "cause"), [("lose_or_raise", "the loss is nan"), ("lose_or_die", " died")])

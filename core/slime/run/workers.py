@@ -20,7 +20,7 @@ from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar, TypeVarTuple, overload
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from slime.config import RunConfig
 from slime.engine.ports import ReservedPort
@@ -164,6 +164,8 @@ def _explained() -> Iterator[None]:
         if type(error).__module__ == SlimeError.__module__:
             raise
         raise SlimeError(str(error)) from None  # a plugin's own class, which the driver may not know
+    except ObjectLostError as error:  # what another process had stored for this one
+        raise explain(error, "fetching data", f"process {os.getpid()}", Path()) from None
     except BaseException as error:  # noqa: BLE001 - the boundary around this process, sys.exit() included
         if is_disk_full(error):
             raise DiskFullError(disk_full(error)) from None
