@@ -1,8 +1,8 @@
-"""The shards of a Megatron model, and the full Hugging Face tensors on rank 0 that they are gathered into.
+"""The shards of a Megatron model, and the full Hugging Face tensors that they are gathered into.
 
 A shard is the part of a tensor on one tensor-parallel rank. Tensors are gathered a bucket at a time: one gather over
-the ranks of a pipeline stage that share them (tensor-parallel ranks, or those among which experts are divided) and, for
-later stages, one message to rank 0. Replicated tensors and ranks that hold copies take no part.
+the ranks of a pipeline stage that share them (tensor-parallel ranks, or those among which experts are divided). They
+stay on the stage's first rank, or go from there to rank 0. Replicated tensors and ranks that hold copies take no part.
 """
 
 from __future__ import annotations
