@@ -11,6 +11,7 @@ import pytest
 from tests.cli.conftest import Ended, Slime, change_config, write_weights
 
 from slime.cli import train
+from slime.engine.ports import ReservedPort
 from slime.errors import ConfigError
 
 Refused = Callable[..., str]
@@ -111,6 +112,14 @@ def test_options_that_sglang_is_asked_about_need_no_tokenizer(
     words = ("--hf-checkpoint", str(described), "--sglang-attention-backend")
     assert TOKENIZER in unchecked(dry_run(*words, "torch_native"))
     assert "--sglang-attention-backend: got 'no', expected one of" in refused(*words, "no")
+
+
+def test_engines_that_others_started_are_asked_without_a_tokenizer(refused: Refused, described: Path) -> None:
+    port = ReservedPort()
+    url = f"127.0.0.1:{port.number}"
+    words = ("--rollout-external-engine-addrs", url, "--update-weight-transport", "disk")
+    assert f"--rollout-external-engine-addrs: http://{url}: " in refused("--hf-checkpoint", str(described), *words)
+    port.release()
 
 
 def test_a_run_that_is_handed_over_needs_all_of_it(

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from slime.cli.preflight_model import has_tokenizer
 from slime.config import RunConfig
 from slime.engine.control import EngineControl, EngineKeys, call
 from slime.engine.external import external_engine_args, external_keys
@@ -51,8 +52,10 @@ class _Wanted:
         self.compared = config.sync.check_weight_update_equal
         self.folder = Path(str(config.checkpoint.hf_checkpoint))
         self.model: dict[str, Any] = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-        #: text -> the tokens that this run's tokenizer makes of it
-        self.tokens = _tokens(self.folder, trusted=config.checkpoint.trust_remote_code)
+        #: text -> the tokens that this run's tokenizer makes of it; none if it is only planned, without a tokenizer
+        self.tokens: dict[str, list[int]] = {}
+        if has_tokenizer(self.folder):
+            self.tokens = _tokens(self.folder, trusted=config.checkpoint.trust_remote_code)
         self.longest = config.rollout.rollout_max_context_len
         #: SGLang's options by field name, with the flags that set them
         self.options: dict[str, Any] = {
