@@ -31,7 +31,7 @@ divided = RoutedExperts.divided
 
 def recorded(self, layers, put, fetch):
     found = divided(self, layers, put, fetch)
-    shapes = [[list(part.shape) for part in fetch(parts)] for parts in found.parts]
+    shapes = [[list(part.shape) for [part] in fetch(parts)] for parts in found.parts]
     Path("witness.json").write_text(json.dumps([layers, [list(shape) for shape in found.shapes], shapes]))
     return found
 

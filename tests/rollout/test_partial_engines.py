@@ -220,7 +220,7 @@ def test_each_token_of_a_continued_response_has_the_experts_that_generated_it(
         assert batch is not None and batch.routed_experts is not None
         samples = [sample for group in rollout.groups for sample in group.samples]
         assert len(samples) == len(batch.routed_experts.parts)
-        for sample, [routed] in zip(samples, batch.routed_experts.parts, strict=True):
+        for sample, [[routed]] in zip(samples, batch.routed_experts.parts, strict=True):
             lengths = parts(sample, reference)
             expected, start, end = np.zeros_like(routed), 0, sample.prompt_length - 1
             for version, length in zip(sample.weight_versions, lengths, strict=True):

@@ -75,7 +75,7 @@ def test_routed_experts_are_a_column_of_one_type() -> None:
         group = Group(0, [sample(0, n, rollout_routed_experts=one) for n, one in enumerate(arrays)])
         batch = TrainBatch.from_groups([group], rollout=0, num_steps=1, routed_experts=True)
         assert batch.routed_experts is not None
-        found = [one for [one] in batch.routed_experts.parts]
+        found = [one for [[one]] in batch.routed_experts.parts]
         assert [one.dtype for one in found] == [expected] * 2
         assert all(np.array_equal(one, array) for one, array in zip(found, arrays, strict=True))
         assert TrainBatch.from_groups([group], rollout=0, num_steps=1).routed_experts is None
@@ -148,31 +148,52 @@ def test_routed_experts_stay_the_arrays_that_came_from_the_engines() -> None:
     group = Group(0, [sample(0, n, rollout_routed_experts=one) for n, one in enumerate(arrays)])
     batch = TrainBatch.from_groups([group], rollout=0, num_steps=1, routed_experts=True)
     assert batch.routed_experts is not None
-    assert all(one is array for [one], array in zip(batch.routed_experts.parts, arrays, strict=True))
+    assert all(one is array for [[one]], array in zip(batch.routed_experts.parts, arrays, strict=True))
 
 
 def test_routed_experts_are_stored_by_sets_of_layers_and_fetched_for_some_samples() -> None:
     arrays = [np.arange(tokens * 6, dtype=np.uint8).reshape(tokens, 3, 2) for tokens in (4, 5, 6)]
-    stored: list[np.ndarray] = []
+    stored: list[list[np.ndarray]] = []
     fetched: list[int] = []
 
-    def put(array: np.ndarray) -> int:
-        stored.append(array)
+    def put(part: list[np.ndarray]) -> int:
+        stored.append(part)
         return len(stored) - 1
 
-    def fetch(numbers: list[int]) -> list[np.ndarray]:
+    def fetch(numbers: list[int]) -> list[list[np.ndarray]]:
         fetched.extend(numbers)
         return [stored[number] for number in numbers]
 
     whole = RoutedExperts.whole(arrays)
     divided = whole.divided([(0, 2), (1,), (0, 2), ()], put, fetch)
     assert divided.shapes == [(4, 3, 2), (5, 3, 2), (6, 3, 2)] and divided.layers == [(0, 2), (1,)]
-    assert sum(one.nbytes for one in stored) == sum(one.nbytes for one in arrays), "each number once"
+    assert sum(one.nbytes for [one] in stored) == sum(one.nbytes for one in arrays), "each number once"
     for layers in ((0, 2), (1,)):
         for column in (whole, divided):
             found = column.take([2, 0], layers)
             assert all(np.array_equal(one, arrays[i][:, layers]) for i, one in zip((2, 0), found, strict=True))
     assert fetched == [4, 0, 5, 1], "of the samples and layers that were asked for"
+
+
+@pytest.mark.parametrize(("most", "blocks", "fetched"), [(10, 5, [4, 0, 1]), (6, 3, [2, 0]), (2, 1, [0]), (1, 1, [0])])
+def test_samples_share_parts_where_there_would_be_too_many(most: int, blocks: int, fetched: list[int]) -> None:
+    arrays = [np.arange(tokens * 6, dtype=np.uint8).reshape(tokens, 3, 2) for tokens in (4, 5, 6, 3, 2)]
+    asked: list[int] = []
+    stored: list[list[np.ndarray]] = []
+
+    def put(part: list[np.ndarray]) -> int:
+        stored.append(part)
+        return (len(stored) - 1) // 2
+
+    def fetch(numbers: list[int]) -> list[list[np.ndarray]]:
+        asked.extend(numbers)
+        return [stored[number * 2] for number in numbers]
+
+    divided = RoutedExperts.whole(arrays).divided([(0, 2), (1,)], put, fetch, stored=most)
+    assert len(divided.parts) == blocks and len(stored) == 2 * blocks
+    found = divided.take([4, 0, 1], (0, 2))
+    assert all(np.array_equal(one, arrays[i][:, (0, 2)]) for i, one in zip((4, 0, 1), found, strict=True))
+    assert asked == fetched, "each block once"
 
 
 def test_missing_routed_experts_are_an_error_that_names_the_sample() -> None:

@@ -149,12 +149,12 @@ def test_replay_closes_the_gap_of_a_router_that_rounds_differently(
 
 
 def kept_in(folder: str) -> Any:
-    """Stores an array in a file of `folder`, and returns its path."""
-    return lambda array: _saved(Path(folder) / uuid.uuid4().hex, array)
+    """Stores a part in a file of `folder`, and returns its path."""
+    return lambda part: _saved(Path(folder) / uuid.uuid4().hex, part)
 
 
-def _saved(path: Path, array: np.ndarray[Any, Any]) -> Path:
-    path.write_bytes(pickle.dumps(array))
+def _saved(path: Path, part: list[np.ndarray[Any, Any]]) -> Path:
+    path.write_bytes(pickle.dumps(part))
     return path
 
 
@@ -162,10 +162,10 @@ def _saved(path: Path, array: np.ndarray[Any, Any]) -> Path:
 READ: list[tuple[Path, int]] = []
 
 
-def read_back(paths: list[Path]) -> list[np.ndarray[Any, Any]]:
-    arrays = [pickle.loads(path.read_bytes()) for path in paths]
-    READ.extend((path, array.nbytes) for path, array in zip(paths, arrays, strict=True))
-    return arrays
+def read_back(paths: list[Path]) -> list[list[np.ndarray[Any, Any]]]:
+    parts = [pickle.loads(path.read_bytes()) for path in paths]
+    READ.extend((path, sum(array.nbytes for array in part)) for path, part in zip(paths, parts, strict=True))
+    return parts
 
 
 def trained(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:

@@ -54,6 +54,13 @@ class Ragged(Generic[Number], Sequence[NDArray[Number]]):
         return self.flat[self.offsets[i] : self.offsets[i + 1]]
 
 
+#: Experts of some layers, of each of some samples: [P_i + T_i - 1, these layers, experts per token]. They are in any
+#: order; zeros in layers without experts. uint8, or int16 for numbers above 255
+Routes = list[NDArray[np.integer[Any]]]
+#: Objects of routed experts that are stored for a batch. Ray takes about a millisecond for each, however small.
+_STORED = 1024
+
+
 @dataclass(frozen=True)
 class RoutedExperts:
     """The experts that computed each token of N samples, but the last, in the engine.
@@ -66,39 +73,54 @@ class RoutedExperts:
     shapes: list[tuple[int, ...]]
     #: which layers a part has
     layers: list[tuple[int, ...]]
-    #: N x one array for each of these, [P_i + T_i - 1, its layers, experts per token], experts in any order; of layers
-    #: without experts, zeros. uint8, or int16 for numbers above 255. Or what `fetch` turns into arrays
+    #: of each block of samples that follow each other: for each of these sets of layers, `Routes`, or what `fetch`
+    #: turns into them
     parts: list[list[Any]]
-    fetch: Callable[[list[Any]], list[NDArray[np.integer[Any]]]] = list
+    block: int = 1  #: samples in a block; the last may have fewer
+    fetch: Callable[[list[Any]], list[Routes]] = list
 
     @classmethod
-    def whole(cls, arrays: Sequence[NDArray[np.integer[Any]]]) -> RoutedExperts:
-        """A part for each sample, with all layers: the arrays themselves."""
-        return cls([one.shape for one in arrays], [], [[one] for one in arrays])
+    def whole(cls, arrays: Routes) -> RoutedExperts:
+        """A block for each sample, with all layers: the arrays themselves."""
+        return cls([one.shape for one in arrays], [], [[[one]] for one in arrays])
 
     def divided(
         self,
         layers: Iterable[tuple[int, ...]],
-        put: Callable[[NDArray[np.integer[Any]]], Any],
-        fetch: Callable[[list[Any]], list[NDArray[np.integer[Any]]]],
+        put: Callable[[Routes], Any],
+        fetch: Callable[[list[Any]], list[Routes]],
+        *,
+        stored: int = _STORED,
     ) -> RoutedExperts:
-        """The same as a part for each of these sets of layers, each stored by `put` and brought back by `fetch`.
+        """The same as parts for each of these sets of layers, each stored by `put` and brought back by `fetch`.
 
         Layers that a sample does not have are left out; `check_routes` refuses the sample by its shape.
+
+        Args:
+            layers: Sets of layers, also the same several times or empty.
+            put: Stores a part.
+            fetch: Brings back what was stored.
+            stored: How many parts to store at most: blocks are of one sample if these suffice.
         """
         sets = [one for one in dict.fromkeys(layers) if one]
+        block = max(1, -(-len(self.parts) * len(sets) // stored))
         parts = [
-            [put(np.ascontiguousarray(whole[:, [at for at in one if at < whole.shape[1]]])) for one in sets]
-            for [whole] in self.parts
+            [put([_of_layers(whole, one) for [[whole]] in self.parts[first : first + block]]) for one in sets]
+            for first in range(0, len(self.parts), block)
         ]
-        return RoutedExperts(self.shapes, sets, parts, fetch)
+        return RoutedExperts(self.shapes, sets, parts, block, fetch)
 
-    def take(self, samples: Sequence[int], layers: tuple[int, ...]) -> list[NDArray[np.integer[Any]]]:
+    def take(self, samples: Sequence[int], layers: tuple[int, ...]) -> Routes:
         """Of each of these samples, the experts [tokens, layers, experts per token] of a set of `layers`."""
-        if self.layers:
-            part = self.layers.index(layers)
-            return self.fetch([self.parts[i][part] for i in samples])
-        return [whole[:, [at for at in layers if at < whole.shape[1]]] for [whole] in (self.parts[i] for i in samples)]
+        if not self.layers:
+            return [_of_layers(self.parts[i][0][0], layers) for i in samples]
+        part, blocks = self.layers.index(layers), list(dict.fromkeys(i // self.block for i in samples))
+        fetched = dict(zip(blocks, self.fetch([self.parts[one][part] for one in blocks]), strict=True))
+        return [fetched[i // self.block][i % self.block] for i in samples]
+
+
+def _of_layers(whole: NDArray[np.integer[Any]], layers: tuple[int, ...]) -> NDArray[np.integer[Any]]:
+    return np.ascontiguousarray(whole[:, [layer for layer in layers if layer < whole.shape[1]]])
 
 
 @dataclass(frozen=True)
