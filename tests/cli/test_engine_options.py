@@ -133,6 +133,18 @@ def test_attention_of_several_data_parallel_parts_divides_the_gpus_of_an_engine(
     assert "--sglang-dp-size 2: with --sglang-enable-dp-attention it divides the GPUs of an engine" in ended.err
 
 
+@pytest.mark.parametrize("words", [["--sglang-moe-dense-tp-size", "1"], ["--sglang-enable-dp-lm-head"]])
+def test_weights_that_no_check_can_compare_are_refused_with_the_check(
+    slime: Slime, base_words: list[str], loop: Loop, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr("subprocess.run", lambda words, **_: subprocess.CompletedProcess(words, 0, stdout="[]\n"))
+    ended = slime("train", *base_words, *words, "--check-weight-update-equal")
+    assert ended.code == 2 and loop.calls == []
+    said = "divides weights among an engine's ranks in a way that --check-weight-update-equal cannot compare"
+    assert f"{words[0]} {said}" in ended.err
+    assert slime("train", *base_words, *words, "--dry-run").code == 0, "without the check they are taken"
+
+
 def test_files_json_and_names_at_the_hub_are_taken(
     slime: Slime, base_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,8 @@ _FILES = ("chat_template", "completion_template")
 _PATH = re.compile(r"(?:the |optional )?(?:file )?path (?:of|to) (?:an?|the) ", re.IGNORECASE)
 #: described like that too: files of the model folder, and a folder that is written to
 _NOT_READ = ("decrypted_config_file", "decrypted_draft_config_file", "file_storage_path")
+#: some weights have other shards with these than `slime.weights.verify` computes
+_DIVIDE_OTHERWISE = ("enable_dp_lm_head", "moe_dense_tp_size")
 #: texts that are JSON, or name a file
 _JSON = ("_config", "expert_location")
 
@@ -78,6 +80,12 @@ def engine_option_problems(config: RunConfig, models: Models | None, *, trains: 
             f"--sglang-dp-size {dp}: with --sglang-enable-dp-attention it divides the GPUs of an engine"
             f" (--rollout-num-gpus-per-engine {tp})"
         )
+    for key in _DIVIDE_OTHERWISE if config.sync.check_weight_update_equal else ():
+        if options.get(key):
+            yield (
+                f"--sglang-{key.replace('_', '-')} divides weights among an engine's ranks in a way that"
+                " --check-weight-update-equal cannot compare. Drop one of them"
+            )
     unread = [*_unread(options, elsewhere=config.cluster.ray_address is not None)]
     yield from unread
     if unread:
