@@ -133,7 +133,7 @@ def _short(text: str) -> str:
 #: the options of `slime train` that are no flags of a run
 _TRAIN = {
     "--resume": "continue a run",
-    "--dry-run": "check everything and print the plan",
+    "--dry-run": "check what is there and print the plan",
     "--from-recipe": "print the run of another framework's script as a run file",
 }
 

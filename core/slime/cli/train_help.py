@@ -41,7 +41,7 @@ override the file.
                         configuration; flags change it
   --resume auto         continue the run that --run-name names if it has begun,
                         otherwise start it
-  --dry-run             check everything and print the plan; start nothing
+  --dry-run             check what is there and print the plan; start nothing
   --from-recipe FILE    print the run of a script or YAML file of TRL, verl,
                         OpenRLHF or the original slime as a run file; with
                         --dry-run, check it too
