@@ -165,7 +165,7 @@ def test_a_crashing_config_check_stops_only_runs_that_use_its_plugin(
 def test_plugins_add_lines_to_the_plan(install: Any, caplog: pytest.LogCaptureFixture) -> None:
     install("slime-plan", "1", {"plan": "plan_mod"}, {"plan_mod": PLANNER})
     options = PluginOptions(deny=["planner", "quantised"])
-    data, model = SimpleNamespace(name="training", longest=2), SimpleNamespace(architecture=None)
+    data, model = SimpleNamespace(name="training", longest=2, limit=8), SimpleNamespace(architecture=None)
     plugins = survey_plugins(options)
     checked: Any = SimpleNamespace(
         plugins=plugins, config=None, model=model, with_critic=False, with_engines=True, data=[data]
