@@ -40,7 +40,7 @@ def counted(client: HttpPolicyClient) -> list[Request]:
         messages.append(request)
         return await ask(url, request, session)
 
-    client._ask = counting  # type: ignore[method-assign]  # looks at what is sent
+    client._ask = counting  # type: ignore[method-assign]  # replaced to see what is sent
     return messages
 
 

@@ -64,6 +64,6 @@ def test_a_dry_run_of_a_description_says_the_numbers_of_a_plan(
         r"weight sync of \d+ GB: .*?; a step has ",
         r"assumed matrix [\d.]+, .*? reserved \S+",
     ):
-        found = [re.search(pattern, text) for text in (said, planned)]
-        assert all(found), (pattern, said, planned)
-        assert found[0][0] == found[1][0]  # type: ignore[index]
+        in_dry, in_plan = re.search(pattern, said), re.search(pattern, planned)
+        assert in_dry and in_plan, (pattern, said, planned)
+        assert in_dry[0] == in_plan[0]

@@ -45,9 +45,9 @@ class FolderTransport(WeightTransport):
             raise WeightSyncError(f"Weight sync: saving failed: {problem}") from error
 
     def _with_others(self, work: Path, version: str, base: str | None = None) -> Iterator[Any]:
-        """Of the first sender: lets the others write; then their reports. Arguments as of `_write_stage`.
+        """Of the first sender: tell the others to write, and return an iterator over their reports.
 
-        The first report is waited for when this sender has written its part.
+        Write this sender's part before iterating, which waits for the others. Arguments as of `_write_stage`.
         """
         began = time.monotonic()
         if self.turns is not None:
