@@ -271,6 +271,26 @@ def test_a_request_that_continues_after_an_abort_is_cancelled_at_once(monkeypatc
     assert policy.cancelled == 2 * SAMPLES
 
 
+def test_an_abort_that_comes_before_its_request_is_repeated_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_in_progress, "STOP_TIMEOUT_S", 2.0)
+
+    class HardOfHearing(Paced):
+        """Takes the fourth abort."""
+
+        aborts = 0
+
+        async def abort(self, rids: Collection[str]) -> None:
+            self.aborts += 1
+            if self.aborts == 4:
+                await super().abort(rids)
+
+    engines = HardOfHearing(lambda g: g in (0, 2))
+    engines.token_s = 0.001
+    [first] = asyncio.run(OverSampling(engines, keep=True).collect(0))
+    assert indices(first.groups) == [1, 3]
+    assert first.metrics["rollout/kept_tokens"] >= 4
+
+
 def test_a_generator_that_never_ends_keeps_nobody_waiting_and_its_prompts_start_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
