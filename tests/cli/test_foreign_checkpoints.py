@@ -61,8 +61,15 @@ def save(tmp_path: Path, base_words: Sequence[str], prompts: Path) -> Save:
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", DANGEROUS)
 def test_settings_that_could_run_code_must_be_repeated(
-    slime: Slime, loop: Loop, save: Save, code: Path, tmp_path: Path, setting: str
+    slime: Slime,
+    loop: Loop,
+    save: Save,
+    code: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
 ) -> None:
+    monkeypatch.setattr("slime.cli.preflight_engine._asked", lambda *_: [])  # SGLang would import its loader
     flags = [word.format(code=code) for word in DANGEROUS[setting]]
     folder = save(*flags)
     for more in ([], ["--dry-run"]):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import resource
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Slime, split
+from tests.support.forked import forked
 from tests.support.tiny_models import make_tiny_model
 
 from slime.cli.run_folders import unwritable
@@ -211,20 +210,13 @@ def test_on_a_cluster_only_what_this_process_writes_is_tried(dry_run: Slime, ref
 
 def test_a_full_disk_is_refused(tmp_path: Path) -> None:
     """A file-size limit simulates a full disk: it fails the same write."""
-    script = "import sys; from slime.cli.run_folders import unwritable; from pathlib import Path;"
-    script += "print(unwritable(Path(sys.argv[1]) / 'run'))"
     limit = 2**16
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
-    assert (
-        done.stdout.strip() == f"cannot be written to: File too large ({tmp_path}). Free space or choose another folder"
-    )
+
+    def refused() -> str | None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        return unwritable(tmp_path / "run")
+
+    assert forked(refused) == f"cannot be written to: File too large ({tmp_path}). Free space or choose another folder"
 
 
 def test_the_write_test_leaves_no_files(tmp_path: Path) -> None:

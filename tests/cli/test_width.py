@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -128,13 +126,3 @@ def test_every_topic_names_flags_and_pages_that_exist_and_no_word_twice() -> Non
         named = [*topic.flags, *re.findall(r"--([\w-]+)", topic.text)]
         assert [name for name in named if find_flag(name) is None and name not in ("resume", "dry-run")] == []
         assert (repository / topic.page).is_file()
-
-
-@pytest.mark.slow
-def test_the_search_loads_no_torch() -> None:
-    code = (
-        "import sys; from slime.cli.main import main; main(['train', '--help', 'clip']);"
-        " sys.exit(' '.join(sorted({'torch', 'ray', 'sglang', 'megatron'} & set(sys.modules))) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr

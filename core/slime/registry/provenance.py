@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def provenance_of(
       `url, editable, commit, dirty` if they are known;
     - `model_code`: name -> sha256 of the Python files of the model folder, if they may run.
     """
+    repository = cache(_repository)  # git is asked once about the folder that several components come from
     return {
         "format": FORMAT,
         "slime": __version__,
@@ -56,7 +58,7 @@ def provenance_of(
                 "factory": resolved.component.spec.factory,
                 "options": redacted(resolved.options.model_dump(mode="json")),
                 "limits": resolved.limits.model_dump(mode="json") if resolved.use.kind in LIMITED_KINDS else {},
-                "source": source_of(resolved.component.found),
+                "source": source_of(resolved.component.found, repository),
             }
             for slot, resolved in used.items()
         },
@@ -87,8 +89,13 @@ def digest_of(plugins: Sequence[LoadedPlugin]) -> str:
     return _digest(json.dumps(content).encode())[:16]
 
 
-def source_of(found: FoundPlugin) -> dict[str, Any]:
-    """Where a distribution's code came from (PEP 610) and a hash of the files on disk; of a user's file, the same."""
+def source_of(found: FoundPlugin, repository: Callable[[Path], Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """Where a distribution's code came from (PEP 610) and a hash of the files on disk; of a user's file, the same.
+
+    Args:
+        found: The plugin.
+        repository: Replaces `_repository`, for a caller that asks about one folder several times.
+    """
     if found.file_sha256 is not None:
         return {"editable": False, "hash": found.file_sha256, "url": Path(found.entry).as_uri()}
     direct, folder = found.direct_url, found.editable_folder
@@ -98,12 +105,16 @@ def source_of(found: FoundPlugin) -> dict[str, Any]:
     if "vcs_info" in direct:
         source["commit"] = direct["vcs_info"].get("commit_id")
     elif folder is not None:
-        # The commit says nothing about a folder that the repository does not track.
-        commit = _git(folder, "rev-parse", "HEAD") if _git(folder, "ls-files", "--", ".") else None
-        if commit is not None:
-            source["commit"] = commit
-            source["dirty"] = bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))
+        source |= (repository or _repository)(folder)
     return source
+
+
+def _repository(folder: Path) -> dict[str, Any]:
+    """`commit` and `dirty` of the repository of a folder; nothing if there is none, or it does not track the folder."""
+    commit = _git(folder, "rev-parse", "HEAD") if _git(folder, "ls-files", "--", ".") else None
+    if commit is None:
+        return {}
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
 
 
 def _module_text(plugin: LoadedPlugin) -> bytes:
