@@ -46,15 +46,22 @@ class Seen:
 
 def see(case: Case) -> Seen:
     """Install the case's packages, collect the messages, and remove them."""
-    with tempfile.TemporaryDirectory() as folder, _installed(case, Path(folder)) as site:
-        shown = installed().content
-        rows = [row for row in shown.plugins if not row.built_in]
-        messages = dict.fromkeys(
-            f"{row.status}: {_sentence(row.problem)} {row.remedy}" if row.problem else row.status for row in rows
-        )
-        others = _refusal(_config("exact_match"), case, site)[0] is None
-        refused, code = _refusal(_config(case.used_as, case), case, site)
-        return Seen(_plain("; ".join([*messages, *shown.notes]), site), refused, code, others)
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder)
+        install(case, site)
+        with on_the_path(site):
+            return _seen(case, site)
+
+
+def _seen(case: Case, site: Path) -> Seen:
+    shown = installed().content
+    rows = [row for row in shown.plugins if not row.built_in]
+    messages = dict.fromkeys(
+        f"{row.status}: {_sentence(row.problem)} {row.remedy}" if row.problem else row.status for row in rows
+    )
+    others = _refusal(_config("exact_match"), case, site)[0] is None
+    refused, code = _refusal(_config(case.used_as, case), case, site)
+    return Seen(_plain("; ".join([*messages, *shown.notes]), site), refused, code, others)
 
 
 def everything() -> dict[str, Seen]:
@@ -87,13 +94,13 @@ def page_with(generated: str) -> str:
 
 
 @contextmanager
-def _installed(case: Case, site: Path) -> Iterator[Path]:
+def on_the_path(site: Path) -> Iterator[None]:
+    """Find the packages that are installed in `site`."""
     before = set(sys.modules)
-    install(case, site)
     sys.path.insert(0, str(site))
     importlib.invalidate_caches()
     try:
-        yield site
+        yield
     finally:
         sys.path.remove(str(site))
         for name in set(sys.modules) - before:

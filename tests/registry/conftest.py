@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from tests.support.distributions import IMPL, REWARD, Install, install, install_reward
 
+from slime.compat import probe
 from slime.config import RunConfig
 from slime.config.options import AlgorithmOptions, RewardOptions, RolloutOptions
+from slime.errors import PluginLoadError
 from slime.plugin import Context
+from slime.registry.function_path import Reference
 
 __all__ = ["IMPL", "REWARD", "Install", "install", "install_reward"]
 
@@ -27,6 +30,19 @@ def context(tmp_path: Path) -> Context:
 def config() -> RunConfig:
     """A run with slime's own plugins."""
     return make_config()
+
+
+@pytest.fixture
+def probed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file defines is found out in this process, which runs the file anyway, and not in one that is started."""
+
+    def imported(reference: Reference) -> probe.ProbedFile:
+        found = probe._import(str(reference.file or reference.module))
+        if isinstance(found, PluginLoadError):
+            raise found
+        return found
+
+    monkeypatch.setattr(probe, "_probed", imported)
 
 
 def make_config(

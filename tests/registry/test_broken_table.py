@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.registry.broken_cases import CASES, Case
-from tests.registry.broken_table import PAGE, Seen, everything, install, page_with, table
+from tests.registry.broken_table import PAGE, Seen, everything, install, on_the_path, page_with, table
+
+from slime.cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -58,28 +58,33 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def slime(site: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "import sys; from slime.cli.main import main; sys.exit(main())", *words]
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+@pytest.fixture
+def slime(site: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs `slime WORDS` where they are installed: its exit code and output, without a traceback."""
+
+    def run(*words: str) -> tuple[int, str]:
+        with on_the_path(site):
+            code = main(list(words))
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.out + printed.err
+        return code, printed.out
+
+    return run
 
 
-def test_the_command_lists_all_broken_plugins(site: Path) -> None:
-    done = slime(site, "plugins")
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("bad") and ":" not in line.split()[0]]
+def test_the_command_lists_all_broken_plugins(site: Path, slime: Callable[..., tuple[int, str]]) -> None:
+    code, listed = slime("plugins")
+    assert code == 0
+    rows = [line.split() for line in listed.splitlines() if line.startswith("bad") and ":" not in line.split()[0]]
     assert len(rows) == len(list(site.glob("*.dist-info")))
     assert sum(row[3] == "broken" for row in rows) == 30
 
 
-def test_a_run_only_reports_problems_of_its_own_plugins(site: Path, tmp_path: Path) -> None:
+def test_a_run_only_reports_problems_of_its_own_plugins(tmp_path: Path, slime: Callable[..., tuple[int, str]]) -> None:
     run = tmp_path / "run.toml"
     run.write_text('[rollout]\nn_samples_per_prompt = 2\n[algorithm]\nadvantage_estimator = "grpo"\n')
-    works = slime(site, "plugins", "--for", str(run), "--reward", "exact_match")
-    assert works.returncode == 0, works.stdout + works.stderr
-    refused = slime(site, "plugins", "--for", str(run), "--reward", "bad2/r")
-    assert refused.returncode == 1
-    assert "reward bad2/r comes from slime-reward-bad2 1.2, which cannot be used: " in refused.stdout
-    assert "slime_reward_bad2.py:1: SyntaxError" in refused.stdout
-    assert "Traceback" not in refused.stdout + refused.stderr
+    assert slime("plugins", "--for", str(run), "--reward", "exact_match")[0] == 0
+    code, listed = slime("plugins", "--for", str(run), "--reward", "bad2/r")
+    assert code == 1
+    assert "reward bad2/r comes from slime-reward-bad2 1.2, which cannot be used: " in listed
+    assert "slime_reward_bad2.py:1: SyntaxError" in listed

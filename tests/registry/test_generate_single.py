@@ -14,7 +14,7 @@ from slime.kit.sessions import generate_single
 from slime.plugin import Generation, Sample, SamplingParams, Status
 from slime.registry.contracts import Snapshot, check_generated
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("probed_here")]
 
 #: the documented function, with the policy's own answers
 DOCUMENTED = """

@@ -17,6 +17,8 @@ from slime.kit.readers import PromptDataset
 from slime.plugin import Group, Status
 from slime.registry.contracts import check_groups, check_state
 
+pytestmark = pytest.mark.usefixtures("probed_here")
+
 DOCUMENTED = '''
     from slime.data import RolloutDataSource, Sample
 

@@ -11,6 +11,8 @@ from slime.errors import PluginContractError
 from slime.plugin import Group, Sample, Selection, Status
 from slime.registry.contracts import check_selection
 
+pytestmark = pytest.mark.usefixtures("probed_here")
+
 BY_REWARD = """
     def buffer_filter(args, buffer, num_samples):
         sorted_buffer = sorted(buffer, key=lambda s: s.reward, reverse=True)

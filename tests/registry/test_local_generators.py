@@ -14,7 +14,7 @@ from slime.errors import PluginContractError
 from slime.plugin import Generation, Sample, SamplingParams, Status
 from slime.registry.contracts import Snapshot, check_generated
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("probed_here")]
 
 DOCUMENTED = '''
     async def generate_single(conversation):

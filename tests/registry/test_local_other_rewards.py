@@ -12,7 +12,7 @@ from slime.compat.functions import find_function
 from slime.errors import PluginContractError, PluginLoadError
 from slime.plugin import Sample, Status
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("probed_here")]
 
 
 def finished(*responses: str, chat: bool = False, label: str = "4", **metadata: Any) -> list[Sample]:
@@ -121,7 +121,6 @@ def test_a_file_that_imports_the_original_slime_is_told_where_to_read(tmp_path: 
         find_function("reward", str(write(tmp_path, "rm.py", source)))
 
 
-@pytest.mark.slow
 def test_functions_of_trl_and_verl_give_what_they_give_there(tmp_path: Path) -> None:
     from trl.rewards.format_rewards import think_format_reward
     from verl.utils.reward_score.gsm8k import compute_score

@@ -11,6 +11,8 @@ from tests.registry.local_runs import answered, build, plugins_for, run_config, 
 
 from slime.errors import ConfigError, PluginContractError
 
+pytestmark = pytest.mark.usefixtures("probed_here")
+
 DOCUMENTED = '''
     # custom_rm.py
     from slime.data import Sample

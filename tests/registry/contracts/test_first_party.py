@@ -28,10 +28,12 @@ ONLINE = ({"mode": "online"},)
 
 
 def switched(component: Component) -> Iterator[dict[str, Any]]:
-    """The defaults, then each switch and each choice of an option separately."""
+    """The defaults, then each switch and each choice of an option that is not required separately."""
     needed = NEEDED.get(component.id, {})
     yield needed
     for name, info in component.spec.options.model_fields.items():
+        if name in needed:
+            continue
         if isinstance(info.default, bool):
             yield {**needed, name: not info.default}
         elif get_origin(info.annotation) is Literal:
