@@ -253,9 +253,11 @@ COMPARED = [
 
 
 def test_asserts_are_compared_outside_the_sandbox() -> None:
-    for test, right in COMPARED:
-        reward = score("code", VALUES, metadata={"tests": ["assert f(1) == 1", test, "assert f(2) == 2"]}, **QUICK)
-        assert (test, reward.parts["passed"]) == (test, pytest.approx(1.0 if right else 2 / 3))
+    right, wrong = ([test for test, holds in COMPARED if holds is kind] for kind in (True, False))
+    assert passed(VALUES, right) == 1.0, [test for test in right if not passed(VALUES, [test])]
+    assert passed(VALUES, wrong) == 0.0, [test for test in wrong if passed(VALUES, [test])]
+    beside = [one for test in wrong for one in (test, "assert f(2) == 2")]
+    assert passed(VALUES, beside) == 0.5, "one that fails changes no other"
 
 
 @pytest.mark.parametrize(

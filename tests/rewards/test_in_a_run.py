@@ -84,60 +84,65 @@ def of(result: Rollout, prompt: str) -> list[Sample]:
     return [sample for group in result.groups for sample in group.samples if sample.prompt == prompt]
 
 
-def remote_faults(mischief: str) -> Any:
-    """A service that scores 1, and calls `mischief` for the prompt "bad"."""
-
-    async def answer(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
-        samples = content["samples"]
-        rewards: list[Any] = [1.0] * len(samples)
-        if all(sample["prompt"] != "bad" for sample in samples):
-            return {"rewards": rewards}
-        if mischief == "500":
-            return web.Response(status=500, text="out of memory")
-        if mischief == "hangs":
-            await asyncio.sleep(60)
-        if mischief == "late":
-            await asyncio.sleep(5)
-        if mischief == "few":
-            return {"rewards": []}
-        if mischief == "nan":
-            return web.Response(text='{"rewards": [NaN]}', content_type="application/json")
-        return {"rewards": ["much"]} if mischief == "text" else {"rewards": rewards}
-
-    return answer
+async def remote_faults(number: int, content: Any) -> Any:  # noqa: ARG001 - the handler's form
+    """A service that scores 1, or does what the prompt of the only sample says."""
+    [sample] = content["samples"]
+    mischief = sample["prompt"]
+    if mischief == "500":
+        return web.Response(status=500, text="out of memory")
+    if mischief == "hangs":
+        await asyncio.sleep(60)
+    if mischief == "late":
+        await asyncio.sleep(5)
+    if mischief == "few":
+        return {"rewards": []}
+    if mischief == "nan":
+        return web.Response(text='{"rewards": [NaN]}', content_type="application/json")
+    return {"rewards": ["much"]} if mischief == "text" else {"rewards": [1.0]}
 
 
 @pytest.mark.parametrize(
-    ("mischief", "metric", "reason"),
+    ("reasons", "limits", "timeouts"),
     [
-        ("500", "failed", "answered 500 out of memory, 2 times"),
-        ("hangs", "failed", "did not answer within 2 s, 2 times"),
-        ("late", "timeouts", "no score after 3 s (timeout_s)"),
-        ("few", "failed", "got 0 rewards from"),
-        ("nan", "failed", "returned value = nan, expected a finite number"),
-        ("text", "failed", "returned value = nan, expected a finite number"),
+        (
+            {
+                "500": "answered 500 out of memory, 2 times",
+                "few": "got 0 rewards from",
+                "nan": "returned value = nan, expected a finite number",
+                "text": "returned value = nan, expected a finite number",
+            },
+            {},
+            0,
+        ),
+        ({"hangs": "did not answer within 2 s, 2 times"}, {"request_timeout_s": 2.0}, 0),
+        ({"late": "no score after 3 s (timeout_s)"}, {"timeout_s": 3.0}, 2),
     ],
+    ids=["wrong answers", "no answer", "a late answer"],
 )
 def test_service_errors_fail_only_the_samples_of_their_requests(
-    mischief: str, metric: str, reason: str, tmp_path: Path
+    reasons: dict[str, str], limits: dict[str, float], timeouts: int, tmp_path: Path
 ) -> None:
-    rows = [{"prompt": "bad" if n == 3 else f"good {n}", "label": "x"} for n in range(PROMPTS)]
-    with serving(remote_faults(mischief)) as service:
+    prompts = [*reasons, *(f"good {n}" for n in range(PROMPTS - len(reasons)))]
+    rows = [{"prompt": prompt, "label": "x"} for prompt in prompts]
+    with serving(remote_faults) as service:
         options = {
             "url": service.url,
             "batch_size": 1,
             "backoff_s": 0.01,
             "retries": 1,
-            "request_timeout_s": 2.0 if mischief == "hangs" else 30.0,
-            "timeout_s": 3.0 if mischief == "late" else 60.0,
+            "request_timeout_s": 30.0,
+            "timeout_s": 60.0,
+            **limits,
         }
         result = rollout(tmp_path, rows, RewardOptions(reward="remote"), options)
-    for sample in of(result, "bad"):
-        assert sample.status is Status.FAILED and sample.reward is None
-        assert (sample.failure or "").startswith("reward rewards/remote") and reason in (sample.failure or "")
+    for prompt, reason in reasons.items():
+        for sample in of(result, prompt):
+            assert sample.status is Status.FAILED and sample.reward is None
+            assert (sample.failure or "").startswith("reward rewards/remote") and reason in (sample.failure or "")
     assert [sample.reward for sample in of(result, "good 0")] == [1.0, 1.0]
-    assert result.metrics["plugin/reward/rewards/remote/failed"] == result.metrics["rollout/failed"] == 2
-    assert result.metrics[f"plugin/reward/rewards/remote/{metric}"] == 2
+    failed = 2 * len(reasons)
+    assert result.metrics["plugin/reward/rewards/remote/failed"] == result.metrics["rollout/failed"] == failed
+    assert result.metrics.get("plugin/reward/rewards/remote/timeouts", 0) == timeouts
 
 
 def test_a_judge_without_score_fails_its_samples(tmp_path: Path) -> None:

@@ -97,32 +97,39 @@ def run(config: RunConfig, tokenizer: Any, run_dir: Path) -> list[Rollout]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mischief", "metric", "reason"),
+    ("reasons", "counts"),
     [
-        ("spin", "timeouts", "no score after 1.5 s (timeout_s)"),
-        ("sleep", "timeouts", "no score after 1.5 s (timeout_s)"),
-        ("nan", "failed", "returned value = nan, expected a finite number"),
-        ("kill", "died", "its worker process was killed by SIGKILL while it scored the sample"),
+        ({"nan": "returned value = nan, expected a finite number"}, {"failed": 4, "restarts": 0}),
+        (
+            {
+                "spin": "no score after 1.5 s (timeout_s)",
+                "sleep": "no score after 1.5 s (timeout_s)",
+                "kill": "its worker process was killed by SIGKILL while it scored the sample",
+            },
+            {"failed": 12, "timeouts": 8, "died": 4},
+        ),
     ],
+    ids=["its process goes on", "its process ends"],
 )
 def test_a_run_continues_without_the_samples_a_reward_failed(
-    mischief: str, metric: str, reason: str, tokenizer: Any, tmp_path: Path
+    reasons: dict[str, str], counts: dict[str, int], tokenizer: Any, tmp_path: Path
 ) -> None:
-    labels = {3: mischief, 12: mischief}  # 8 of the 80 samples of the first rollout
+    labels = dict(zip((3, 8, 12), reasons, strict=False))  # 4 samples each, of 80 of the first rollout
     config = configured(tmp_path, labels, RewardOptions(reward="bad/plain"), timeout_s=1.5)
     first, second = run(config, tokenizer, tmp_path)
     for sample in (s for group in first.groups for s in group.samples):
-        if sample.label == mischief:
+        if (reason := reasons.get(str(sample.label))) is not None:
             assert sample.status is Status.FAILED and sample.reward is None
             assert (sample.failure or "").startswith("reward bad/plain (bad-rewards 1.0)")
             assert (sample.failure or "").endswith(reason)
         else:
             assert sample.reward == {"score": float(sample.index or 0), "half": 0.5}
-    assert first.metrics["rollout/failed"] == first.metrics["plugin/reward/bad/plain/failed"] == 8
-    assert first.metrics[f"plugin/reward/bad/plain/{metric}"] == 8
+    assert first.metrics["rollout/failed"] == counts["failed"]
+    found = {name: first.metrics.get(f"plugin/reward/bad/plain/{name}", 0) for name in counts}
+    assert found == counts
     assert second.metrics["rollout/failed"] == 0
     assert "plugin/reward/bad/plain/failed" not in second.metrics
-    assert (first.metrics.get("plugin/reward/bad/plain/restarts", 0) > 0) == (mischief != "nan")
+    assert (first.metrics.get("plugin/reward/bad/plain/restarts", 0) > 0) == ("restarts" not in counts)
 
 
 @pytest.mark.slow
