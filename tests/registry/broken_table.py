@@ -25,7 +25,7 @@ from slime.config import PluginOptions, RunConfig
 from slime.config.options import AlgorithmOptions, RewardOptions, RolloutOptions
 from slime.errors import SlimeError
 from slime.plugin import Context
-from slime.registry.plugin_set import load_plugins
+from slime.registry.plugin_set import PluginSet, load_plugins
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins" / "broken.md"
 BEGIN, END = "<!-- generated: python -m tests.registry.broken_table -->", "<!-- end -->"
@@ -59,8 +59,13 @@ def _seen(case: Case, site: Path) -> Seen:
     messages = dict.fromkeys(
         f"{row.status}: {_sentence(row.problem)} {row.remedy}" if row.problem else row.status for row in rows
     )
-    others = _refusal(_config("exact_match"), case, site)[0] is None
-    refused, code = _refusal(_config(case.used_as, case), case, site)
+    logging.disable(logging.WARNING)
+    try:
+        plugins = load_plugins(PluginOptions())
+        others = _refusal(plugins, _config("exact_match"), case, site)[0] is None
+        refused, code = _refusal(plugins, _config(case.used_as, case), case, site)
+    finally:
+        logging.disable(logging.NOTSET)
     return Seen(_plain("; ".join([*messages, *shown.notes]), site), refused, code, others)
 
 
@@ -125,19 +130,15 @@ def _config(reward: str, case: Case | None = None) -> RunConfig:
     )
 
 
-def _refusal(config: RunConfig, case: Case, site: Path) -> tuple[str | None, int]:
+def _refusal(plugins: PluginSet, config: RunConfig, case: Case, site: Path) -> tuple[str | None, int]:
     """(error, exit code) of a refused run; (None, 0) otherwise."""
-    logging.disable(logging.WARNING)
     try:
-        plugins = load_plugins(PluginOptions())
         used = plugins.resolve(config)
         if case.shows == "when it is built":
             context = Context(seed=0, run_dir=site, logger=logging.getLogger("broken"))
             used["reward"].build(context)
     except SlimeError as error:
         return _plain(str(error), site), error.exit_code
-    finally:
-        logging.disable(logging.NOTSET)
     return None, 0
 
 

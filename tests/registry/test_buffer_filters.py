@@ -81,11 +81,6 @@ def test_bounded_staleness_drops_old_groups_and_keeps_the_oldest_others(max_age:
     assert selection.drop == {i: "stale" for i, g in enumerate(buffer) if g.age > max_age}
 
 
-@pytest.mark.parametrize("name", ["nonzero_variance", "newest_first", "highest_reward", "bounded_staleness"])
-def test_an_empty_buffer_gives_an_empty_selection(name: str) -> None:
-    assert select(name, [], 4) == Selection([])
-
-
 def test_keep_with_fallback_fills_a_batch_with_scored_groups_first() -> None:
     buffer = [group(1, 1), group(None, 1), group(1, 0), group(0, 0), group(0, 1)]
     assert select("keep_with_fallback", buffer, 2) == Selection(

@@ -54,7 +54,9 @@ def test_a_component_of_every_kind_is_found_and_built(install: Any, context: Con
 @pytest.mark.parametrize(("kind", "method"), [(kind.name, m) for kind in KINDS.values() for m in kind.methods])
 def test_every_method_of_a_protocol_is_required(install: Any, context: Context, kind: str, method: str) -> None:
     install_kind(install, kind, tuple(m for m in KINDS[kind].methods if m != method))
-    with pytest.raises(PluginContractError, match=rf"without {method}\(\)"):
+    with pytest.raises(
+        PluginContractError, match=rf"built a Impl without {method}\(\), which every {KINDS[kind].title} must have"
+    ):
         survey_plugins().build(kind, "mine", {}, context)
 
 
