@@ -29,22 +29,20 @@ SLIME = sorted({line.removesuffix(" --dry-run") for line in COMMANDS if re.match
 ROWS = [{"question": f"{n} pens for $1,000 each?", "answer": f"{n} x 1,000\n#### {n},000"} for n in (1, 2)]
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files of the page, the data that its program makes, and small models."""
+    folder = tmp_path_factory.mktemp("place")
     for name, text in FILES.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    stub = tmp_path / "stub" / "datasets.py"
+        (folder / name).write_text(text, encoding="utf-8")
+    stub = folder / "stub" / "datasets.py"
     stub.parent.mkdir()
     stub.write_text(f"def load_dataset(name, part, split):\n    return {ROWS!r}\n", encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(stub.parent)}
-    subprocess.run([sys.executable, "gsm8k.py"], cwd=tmp_path, env=environment, check=True)
-    model = make_tiny_model(
-        tmp_path / "models" / "Qwen2.5-1.5B-Instruct", "qwen2", seed=0, max_position_embeddings=32768
-    )
-    shutil.copytree(model, tmp_path / "models" / "gsm8k-trained")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    subprocess.run([sys.executable, "gsm8k.py"], cwd=folder, env=environment, check=True)
+    model = make_tiny_model(folder / "models" / "Qwen2.5-1.5B-Instruct", "qwen2", seed=0, max_position_embeddings=32768)
+    shutil.copytree(model, folder / "models" / "gsm8k-trained")
+    return folder
 
 
 def test_the_page_has_the_commands_of_both_machines() -> None:
@@ -56,6 +54,7 @@ def test_the_page_has_the_commands_of_both_machines() -> None:
 def test_its_commands_pass_the_dry_run_of_a_machine_with_those_gpus(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(place)
     gpus = 1 if "--colocate" in command or " eval " in command else 8
     for module in ("preflight_machine", "preflight_engine"):
         monkeypatch.setattr(f"slime.cli.{module}.nvidia_devices", lambda: gpus)

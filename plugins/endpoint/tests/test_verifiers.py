@@ -10,8 +10,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -164,21 +165,61 @@ def test_rows_of_a_taskset_are_prompts_for_slime(folder: Path) -> None:
     assert [row.metadata["verifiers"]["idx"] for row in rows] == [0, 1, 2, 3]
 
 
+@dataclass
+class Played:
+    """What became of an episode whose worker was killed, and of those of the worker that took its place."""
+
+    killed: BaseException
+    episodes: list[Any]
+    policy: ScriptedPolicy
+
+
+@pytest.fixture(scope="module")
+def played(folder: Path) -> Played:
+    """The four tasks, a sample of no task, and one of another version of the first."""
+
+    async def work() -> Played:
+        other = make_sample("-", None)
+        stale = make_sample("-", None, metadata={"verifiers": {"idx": 0, "key": "of another version"}})
+        first, policy = ScriptedPolicy(answering), ScriptedPolicy(answering)
+        async with environment(folder, agent_timeout_s=15.0) as generator:
+            playing = asyncio.ensure_future(generator.generate(tasks(folder)[3], SAMPLING, first))
+            await first.asked.wait()
+            worker = generator._environment._worker
+            assert worker is not None
+            os.killpg(worker.pid, signal.SIGKILL)
+            [killed] = await asyncio.gather(playing, return_exceptions=True)
+            calls = (generator.generate(one, SAMPLING, policy) for one in (*tasks(folder), other, stale))
+            return Played(killed, await asyncio.gather(*calls, return_exceptions=True), policy)
+
+    result: Played = run(work(), DEADLINE_S)
+    return result
+
+
 @pytest.mark.slow
-def test_rewards_metrics_and_turns_of_the_environment_are_on_the_samples(folder: Path) -> None:
-    policy = ScriptedPolicy(answering)
+def test_a_dead_worker_fails_its_samples_and_is_restarted(played: Played) -> None:
+    assert isinstance(played.killed, RuntimeError) and "was killed by SIGKILL" in str(played.killed)
+    assert len(played.episodes[0]) == 1
 
-    async def work() -> Sequence[list[Sample]]:
-        async with environment(folder) as generator:
-            return await asyncio.gather(*(generator.generate(one, SAMPLING, policy) for one in tasks(folder)[:2]))
 
-    [right], [wrong] = run(work(), DEADLINE_S)
+@pytest.mark.slow
+def test_rewards_metrics_and_turns_of_the_environment_are_on_the_samples(played: Played) -> None:
+    [right], [wrong], *_ = played.episodes
     assert right.reward == {"score": 1.5, "right": 1.0, "short": 1.0}
     assert wrong.reward == {"score": 0.5, "right": 0.0, "short": 1.0}
     assert right.metrics["verifiers/letters"] == 1.0 and right.metrics["agent/requests"] == 2.0
     assert right.status is Status.COMPLETED and right.response == "1"
     assert sum(right.loss_mask or []) == len("let me think") + len("1"), "both turns, in one sequence"
-    assert {call.sampling.temperature for call in policy.calls} == {1.0}, "the run's, not the harness's"
+    assert {call.sampling.temperature for call in played.policy.calls} == {1.0}, "the run's, not the harness's"
+
+
+@pytest.mark.slow
+def test_an_error_in_the_environment_fails_only_its_sample(played: Played) -> None:
+    _, _, broken, [hanging], other, stale = played.episodes
+    assert isinstance(broken, RuntimeError) and "a bug of the rubric's" in str(broken)
+    assert hanging.status is Status.TRUNCATED and hanging.metrics["agent/timeouts"] == 1.0
+    assert isinstance(other, ValueError) and "slime_generators.verifiers_env.rows" in str(other)
+    assert isinstance(stale, RuntimeError) and "task 0 has changed since the rows were written" in str(stale)
 
 
 @pytest.mark.slow
@@ -217,46 +258,6 @@ def test_an_unreadable_answer_fails_the_open_episodes_at_once(folder: Path, tmp_
     assert seconds < 30
     for error in found:
         assert isinstance(error, RuntimeError) and "an answer could not be read (Expecting value" in str(error)
-
-
-@pytest.mark.slow
-def test_an_error_in_the_environment_fails_only_its_sample(folder: Path) -> None:
-    async def work() -> list[Any]:
-        first, _, broken, hanging = tasks(folder)
-        other = make_sample("-", None)
-        stale = make_sample("-", None, metadata={"verifiers": {"idx": 0, "key": "of another version"}})
-        async with environment(folder, agent_timeout_s=15.0) as generator:
-            calls = (
-                generator.generate(one, SAMPLING, ScriptedPolicy(answering))
-                for one in (first, broken, hanging, other, stale)
-            )
-            return await asyncio.gather(*calls, return_exceptions=True)
-
-    [[fine], broken, [hanging], other, stale] = run(work(), DEADLINE_S)
-    assert fine.reward["right"] == 1.0
-    assert isinstance(broken, RuntimeError) and "a bug of the rubric's" in str(broken)
-    assert hanging.status is Status.TRUNCATED and hanging.metrics["agent/timeouts"] == 1.0
-    assert isinstance(other, ValueError) and "slime_generators.verifiers_env.rows" in str(other)
-    assert isinstance(stale, RuntimeError) and "task 0 has changed since the rows were written" in str(stale)
-
-
-@pytest.mark.slow
-def test_a_dead_worker_fails_its_samples_and_is_restarted(folder: Path) -> None:
-    async def work() -> list[Sample]:
-        async with environment(folder) as generator:
-            playing = asyncio.ensure_future(
-                generator.generate(tasks(folder)[3], SAMPLING, policy := ScriptedPolicy(answering))
-            )
-            await policy.asked.wait()
-            worker = generator._environment._worker
-            assert worker is not None
-            os.killpg(worker.pid, signal.SIGKILL)
-            with pytest.raises(RuntimeError, match="was killed by SIGKILL"):
-                await playing
-            return await generator.generate(tasks(folder)[0], SAMPLING, ScriptedPolicy(answering))
-
-    [sample] = run(work(), DEADLINE_S)
-    assert sample.reward == {"score": 1.5, "right": 1.0, "short": 1.0}
 
 
 @pytest.mark.slow
