@@ -109,7 +109,7 @@ SHOPS: dict[str, frozenset[str]] = {
             "config.layer_backend",
             "config.megatron_checks",
             "registry.plugin_set",
-            "observe.memory",
+            "observe.sizes",
             # predictions: the arithmetic of what they predict
             "config.defaults",
             "weights.lora",

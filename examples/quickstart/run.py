@@ -21,7 +21,8 @@ from make_model import make_model
 from slime_run import ROOT, curve, train
 
 from slime.config.run_config import nvidia_devices
-from slime.observe.memory import PeakMemory, gibibytes
+from slime.observe.memory import PeakMemory
+from slime.observe.sizes import gibibytes
 
 HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/quickstart")

@@ -18,7 +18,8 @@ from make_data import make_data
 from make_model import make_model
 from slime_run import ROOT, curve, seeds, show, train, verdict
 
-from slime.observe.memory import PeakMemory, gibibytes
+from slime.observe.memory import PeakMemory
+from slime.observe.sizes import gibibytes
 
 HERE = Path(__file__).resolve().parent
 WORK = Path("outputs/search-r1")

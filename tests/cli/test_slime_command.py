@@ -13,6 +13,7 @@ from tests.cli.conftest import Slime, split
 
 from slime import __version__
 from slime.cli.main import main
+from slime.config.flag_table import flags_of
 from slime.config.run_config import SECTIONS
 
 
@@ -43,14 +44,11 @@ def test_the_help_of_training_shows_every_option_with_its_text(slime: Slime) -> 
     out = " ".join(slime("train", "--help").out.split())
     for section, options in SECTIONS.items():
         assert f"[{section}]" in out
-        for key, field in options.model_fields.items():
-            flag = f"--{(field.alias or key).replace('_', '-')}"
-            assert (
-                flag.replace("--", "--plugins." if section == "plugins" else "--") in out
-                or f"[[{section}.{key}]]" in out
-            )
-            assert field.description is not None
-            assert " ".join(field.description.split()) in out
+        flags = {flag.key: flag for flag in flags_of(section) if flag.alias_of is None}
+        assert set(flags) == set(options.model_fields)
+        for flag in flags.values():
+            assert flag.spelled in out
+            assert flag.help and flag.help in out
     assert "(also --rm-type)" in out
     assert "--help-megatron" in out
     assert "--help-sglang" in out

@@ -14,7 +14,7 @@ from tests.model_scripts.test_model_scripts import NAMES, arrays, published
 from tests.support.families import architecture
 
 from slime.config import read_config
-from slime.observe.memory import GIB
+from slime.observe.sizes import GIB
 from slime_planner.predicted_memory import rank_memory
 
 PAGE = Path(__file__).parents[2] / "scripts" / "models" / "README.md"

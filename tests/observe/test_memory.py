@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from slime.observe.memory import gibibytes, process_tree_bytes
+from slime.observe.memory import process_tree_bytes
+from slime.observe.sizes import gibibytes
 
 HOLD_64_MIB = "import sys; block = bytearray(b'x' * 64 * 2**20); print('held', flush=True); sys.stdin.readline()"
 

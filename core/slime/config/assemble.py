@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import ValidationError, create_model
 
 from slime.config.checks import config_problems
 from slime.config.choices import override
@@ -22,13 +22,6 @@ from slime.config.value_types import explain, is_union, unusable
 from slime.errors import ConfigError
 from slime.errors.redaction import redacted
 from slime.registry.kinds import SLOTS, Slot
-
-
-class _Foreign(Section):
-    """Base of the options of Megatron and SGLang. They have no docstrings, which take milliseconds to look for."""
-
-    model_config = ConfigDict(use_attribute_docstrings=False)
-
 
 #: pydantic's codes for a number that is out of its range
 _BOUND_ERRORS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
@@ -98,7 +91,7 @@ def assemble(settings: Settings) -> RunConfig:
             parts[target] = _checked(SECTIONS[target], items, problems)
         elif target in (MEGATRON, SGLANG):
             fields: dict[str, Any] = {key: (s.flag.type.annotation, ...) for key, s in items.items() if s.flag}
-            parts[target] = dict(_checked(create_model(target, __base__=_Foreign, **fields), items, problems) or {})
+            parts[target] = dict(_checked(create_model(target, __base__=Section, **fields), items, problems) or {})
     stop_on(problems)
     return RunConfig(**parts)
 

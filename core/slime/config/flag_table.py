@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+import sys
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
+from slime.config.installed import class_named, declarations, parse_source
 from slime.config.megatron_options import megatron_flags
 from slime.config.run_config import SECTIONS
 from slime.config.section import ComponentChoice, Section
@@ -127,6 +130,7 @@ def _without_no(name: str, target: str) -> str:
 
 def _own_flags() -> Iterator[Flag]:
     aliases = {name: alias for alias, name in _ALIASES.items()}
+    texts = _docstrings()
     for section, options in SECTIONS.items():
         for key, field in options.model_fields.items():
             name = (field.alias or key).replace("_", "-")
@@ -136,7 +140,7 @@ def _own_flags() -> Iterator[Flag]:
                 target=section,
                 key=key,
                 type=kind,
-                help=" ".join((field.description or "").split()),
+                help=texts[section].get(key) or " ".join((field.description or "").split()),
                 default=_default(field.get_default(call_default_factory=True)),
                 accumulates=kind.arity is Arity.PAIRS or section == "components",
                 file_only=_has_tables(field.annotation),
@@ -144,6 +148,21 @@ def _own_flags() -> Iterator[Flag]:
             yield flag
             if flag.name in aliases:
                 yield replace(flag, name=aliases[flag.name], alias_of=flag.name)
+
+
+def _docstrings() -> dict[str, dict[str, str]]:
+    """Section -> the docstrings of its fields by name, in one line each.
+
+    They are read from the source when a flag is looked up. pydantic would look for them whenever the classes are made,
+    in every process and at ten times the cost (`use_attribute_docstrings`).
+    """
+    modules = {options.__module__ for options in SECTIONS.values()}
+    trees = {module: parse_source(Path(str(sys.modules[module].__file__))) for module in modules}
+    found = {}
+    for section, options in SECTIONS.items():
+        owner = class_named(trees[options.__module__], options.__name__)
+        found[section] = {} if owner is None else {field.name: field.doc for field in declarations(owner.body)}
+    return found
 
 
 def _default(value: Any) -> str:

@@ -152,8 +152,14 @@ _INT64 = 2**63 - 1
 
 def with_range(package: Literal["megatron", "sglang"], key: str, annotation: Any) -> Any:
     """The type of a package's option, with the range of its numbers."""
-    rows = (row for row in known_options(package)["ranges"] if key in row["options"].split())
-    return _ranged(annotation, next(rows, _USUAL_BOUNDS[package]))
+    return _ranged(annotation, _bounds(package).get(key, _USUAL_BOUNDS[package]))
+
+
+@functools.cache
+def _bounds(package: Literal["megatron", "sglang"]) -> Mapping[str, Mapping[str, Any]]:
+    """Option -> the first row of the table that names it."""
+    rows = reversed(known_options(package)["ranges"])
+    return {name: row for row in rows for name in row["options"].split()}
 
 
 def _ranged(annotation: Any, row: Mapping[str, Any]) -> Any:

@@ -278,7 +278,7 @@ def layout_problems(config: RunConfig, transformer: Mapping[str, Any]) -> Iterat
         )
     yield from _expert_problems(config, transformer, tensor)
     if not transformer.get("multi_latent_attention"):
-        shown = [text for name, text in stated_options(config).items() if name in _LATENT]
+        shown = [*stated_options(config, [name for name in config.megatron if name in _LATENT]).values()]
         if shown:
             yield f"{', '.join(shown)}: the model has no latent attention. Drop {'it' if len(shown) == 1 else 'them'}"
 
@@ -287,7 +287,8 @@ def _expert_problems(config: RunConfig, transformer: Mapping[str, Any], tensor: 
     """Layouts that do not fit the model's experts, and settings of experts for a model that has none."""
     experts = transformer.get("num_moe_experts")
     if not experts:
-        unused = [shown for name, shown in stated_options(config).items() if name.startswith(("moe_", "expert_"))]
+        of_experts = [name for name in config.megatron if name.startswith(("moe_", "expert_"))]
+        unused = [*stated_options(config, of_experts).values()]
         if unused:
             yield f"{', '.join(unused)}: the model has no experts. Drop {'it' if len(unused) == 1 else 'them'}"
         return

@@ -7,7 +7,7 @@ and one that only the trainer reads makes its log-probs differ from the engines'
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -47,17 +47,20 @@ def _unmet(config: RunConfig, stated: Mapping[str, str], *, refused: bool) -> It
 
 def matches(name: str, patterns: str) -> bool:
     """Whether an option is one of those in the pattern's words."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns.split())
+    words = patterns.split()
+    # Few are patterns, and each is compiled into a regular expression.
+    return name in words or any(fnmatchcase(name, word) for word in words if "*" in word)
 
 
-def stated_options(config: RunConfig) -> dict[str, str]:
-    """Options with another value than Megatron's default, as users write them."""
-    if not config.megatron:
+def stated_options(config: RunConfig, among: Iterable[str] | None = None) -> dict[str, str]:
+    """Options with another value than Megatron's default, as users write them: all, or those `among` these names."""
+    stated = config.megatron if among is None else {name: config.megatron[name] for name in among}
+    if not stated:
         return {}
     flags = {flag.key: flag for flag in flags_of(MEGATRON) if flag.alias_of is None}
     return {
         name: _shown(flags[name], value)
-        for name, value in config.megatron.items()
+        for name, value in stated.items()
         if name in flags and not is_default(flags[name], value)
     }
 

@@ -81,8 +81,9 @@ def _fields(core: Path) -> Iterator[Declaration]:
             owner = class_named(tree, name)
             if owner is None:
                 raise ConfigError(f"{core / file} has no class {name}: slime does not support this megatron-core.")
-            yield from (field for field in declarations(owner.body) if field.name not in found)
-            found |= {field.name for field in declarations(owner.body)}
+            own = declarations(owner.body)
+            yield from (field for field in own if field.name not in found)
+            found |= {field.name for field in own}
 
 
 def _default_and_spellings(value: ast.expr | None) -> tuple[str, Sequence[str]]:

@@ -88,7 +88,6 @@ class Section(BaseModel):
         populate_by_name=True,
         loc_by_alias=False,
         protected_namespaces=(),
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
     )
 

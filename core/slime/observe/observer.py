@@ -17,8 +17,9 @@ from slime.errors import ClusterError, DiskFullError, SlimeError, disk_full, is_
 from slime.errors.raised import ONLY_IN_LOGS, Raised
 from slime.observe.eval_results import write_results
 from slime.observe.log import begin_in_logs, last_log_line, start_log
-from slime.observe.memory import PeakMemory, gibibytes
+from slime.observe.memory import PeakMemory
 from slime.observe.metrics import MetricsWriter, earlier_metrics, eval_set_names, read_metrics
+from slime.observe.sizes import gibibytes
 from slime.observe.terminal import Terminal, printable
 from slime.observe.timing import kernel_overhead
 from slime.observe.trackers import TrackerThread, close_all

@@ -93,11 +93,15 @@ def find_plugins() -> list[FoundPlugin]:
 
     Of a distribution that is on the path twice, only the first counts: that is the one Python imports.
     """
-    found = []
+    entries: dict[importlib_metadata.Distribution, list[importlib_metadata.EntryPoint]] = {}
     for entry in importlib_metadata.entry_points(group=GROUP):
         assert entry.dist is not None  # it is set by `entry_points`
-        metadata = entry.dist.metadata
-        found.append(FoundPlugin(entry.name, entry.value, metadata["Name"], metadata["Version"], entry))
+        entries.setdefault(entry.dist, []).append(entry)
+    found = []
+    for distribution, its in entries.items():
+        metadata = distribution.metadata  # parsed from the file each time, so once for all plugins of a distribution
+        name, version = metadata["Name"], metadata["Version"]
+        found += [FoundPlugin(entry.name, entry.value, name, version, entry) for entry in its]
     return sorted(found, key=lambda plugin: (not plugin.own, canonical(plugin.distribution), plugin.name))
 
 
@@ -141,6 +145,17 @@ def _near(name: str, found: Sequence[FoundPlugin]) -> str:
 
 # --- requirements in the format of PEP 508 ----------------------------------------------------------
 
+#: `NAME`, or `NAME>=1.2,<2`: what most specs have, and surely well-formed
+_PLAIN = re.compile(
+    r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*((?:>=|<=|==|!=|<|>)\d+(\.\d+)*(,(?:>=|<=|==|!=|<|>)\d+(\.\d+)*)*)?"
+)
+
+
+def check_requirement(text: object) -> None:
+    """Check a requirement. Raises `ValueError` as `parse_requirement` does."""
+    if not (isinstance(text, str) and _PLAIN.fullmatch(text)):
+        parse_requirement(text)
+
 
 def parse_requirement(text: object) -> Requirement:
     """Parse a requirement.
@@ -148,7 +163,7 @@ def parse_requirement(text: object) -> Requirement:
     Raises:
         ValueError: It is malformed; the message shows it and says why.
     """
-    # Importing this takes longer than everything else about a spec, and few specs have requirements.
+    # Importing this takes longer than everything else about a plugin.
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:

@@ -26,7 +26,7 @@ from slime.errors.raised import Raised
 from slime.errors.redaction import is_secret
 from slime.plugin import API_VERSION, EstimatorSpec, GeneratorSpec, Options, RewardSpec
 from slime.registry.component import CallLimits, Component, remedy_for
-from slime.registry.find import FoundPlugin, parse_requirement
+from slime.registry.find import FoundPlugin, check_requirement
 from slime.registry.kinds import KINDS, Kind
 
 #: plugin API numbers that this slime accepts: the current one and, once there is one, the one before
@@ -287,7 +287,7 @@ def check_spec(spec: object, kind: Kind) -> None:
             raise Defect(f"{title} has {name} {getattr(spec, name)!r}, expected {what}")
     for text in spec.requires:
         try:
-            parse_requirement(text)
+            check_requirement(text)
         except ValueError as error:
             raise Defect(f'{title} requires {error}; expected e.g. "sympy>=1.12"') from None
 

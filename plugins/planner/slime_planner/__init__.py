@@ -20,8 +20,9 @@ def slime_plan_lines(
     # Every process of a run imports this module, and only the one that plans needs these.
     from slime_planner.at_hand import plan_at_hand
     from slime_planner.devices import device_notes
+    from slime_planner.memory_here import memory_lines, memory_note
     from slime_planner.predicted_activations import activations_not_predicted
-    from slime_planner.predicted_memory import memory_lines, memory_note, not_predicted
+    from slime_planner.predicted_memory import not_predicted
     from slime_planner.predicted_sync import sync_lines
 
     note = memory_note(config, model, critic=with_critic, with_engines=with_engines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from slime.observe.memory import size_text
+from slime.observe.sizes import size_text
 from slime_planner.cluster import GIB
 from slime_planner.fleet_plan import FleetPlan
 from slime_planner.rates import Rates

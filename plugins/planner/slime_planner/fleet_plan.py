@@ -281,12 +281,15 @@ def rank_routes(config: RunConfig, model: PlannedModel, layers: Sequence[int], s
         layers: The pipeline stage of each layer.
         stage: That of the rank.
     """
+    routed = _routed(config, model)
+    if not routed:
+        return 0.0
     stated = config.megatron
     with_experts = expert_layers(model.architecture.transformer.get("moe_layer_freq", 1), len(layers))
-    own = sum(of == stage and routed for of, routed in zip(layers, with_experts, strict=True))
+    own = sum(of == stage and mixed for of, mixed in zip(layers, with_experts, strict=True))
     divided = int(stated.get("tensor_model_parallel_size", 1)) if stated.get("sequence_parallel") else 1
     divided *= int(stated.get("context_parallel_size", 1)) * max(1, config.data_parallel_size)
-    return _routed(config, model) * own * 2 / divided
+    return routed * own * 2 / divided
 
 
 def _routed(config: RunConfig, model: PlannedModel) -> float:

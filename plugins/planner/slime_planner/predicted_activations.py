@@ -154,11 +154,12 @@ class _Kept:
 def _recomputed(config: RunConfig, rank: _Rank, layers: Sequence[Sequence[_Kept]], virtual: int) -> tuple[float, float]:
     """Bytes a token that these layers keep, and that the backward pass computes again at a time."""
     stated = config.megatron
-    # Layers of one kind are one list: each is added up once.
-    sums = {id(layer): sum(one.size for one in layer) for layer in layers}
-    whole = [sums[id(layer)] for layer in layers]
     if not layers:
         return 0.0, 0.0
+    # Layers of one kind are one list: each is added up once.
+    kinds = {id(layer): layer for layer in layers}
+    sums = {kind: sum(one.size for one in layer) for kind, layer in kinds.items()}
+    whole = [sums[id(layer)] for layer in layers]
     if stated.get("recompute_granularity") == "full":
         each, count = int(stated.get("recompute_num_layers") or 1), len(layers)
         if stated.get("recompute_method") == "block":
@@ -167,7 +168,9 @@ def _recomputed(config: RunConfig, rank: _Rank, layers: Sequence[Sequence[_Kept]
         inputs = virtual * -(-count // (virtual * each))
         return inputs * rank.hidden, max(sum(whole[at : at + each]) for at in range(0, count, each))
     modules = set(rank.modules)
-    left = {id(layer): sum(one.size for one in layer if not modules.intersection(one.modules)) for layer in layers}
+    left = {
+        kind: sum(one.size for one in layer if not modules.intersection(one.modules)) for kind, layer in kinds.items()
+    }
     kept = [left[id(layer)] for layer in layers]
     # The input of a norm is kept in place of its result.
     inputs_of_norms = 2 * rank.hidden * ("layernorm" in modules)

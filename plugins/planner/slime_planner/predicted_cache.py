@@ -6,12 +6,14 @@ import math
 from pathlib import Path
 
 from slime.config import RunConfig
-from slime.observe.memory import size_text
+from slime.observe.sizes import size_text
 from slime.platform import platform_of
 from slime.plugin.architecture import Architecture, Rule
 
 #: bytes of a number in the types of engines and caches; 2 in all others that are predicted
 TYPE_BYTES = {"float32": 4, "float": 4, "fp8_e5m2": 1, "fp8_e4m3": 1}
+#: of a number in fp8 and its share of the scale of a block
+_FP8_BYTES = 1 + 4 / (128 * 128)
 #: options that change what is cached, or add a cache
 _BEYOND = ("enable_hisparse",)
 #: speculation with the model's own layers for multi-token prediction, unless a draft model is named
@@ -50,7 +52,10 @@ def engine_memory(config: RunConfig, model: Architecture) -> float:
     rules = [rule for rule in model.rules if not rule.megatron.startswith("mtp.")]
     if drafting_layers(config, model) and model.predicting is not None:
         rules += model.predicting.rules
-    return sum(_engine_numbers(rule, config) * _engine_bytes(rule, config) for rule in rules)
+    quantised, each = quantised_engine(config), TYPE_BYTES.get(engine_type(config), 2)
+    return sum(
+        _engine_numbers(rule, config) * (_FP8_BYTES if quantised and _is_matrix(rule) else each) for rule in rules
+    )
 
 
 def _engine_numbers(rule: Rule, config: RunConfig) -> float:
@@ -67,11 +72,8 @@ def _engine_numbers(rule: Rule, config: RunConfig) -> float:
     return sum(map(math.prod, rule.shapes)) / (1 if rule.parallel_dim is None and rule.expert is None else ranks)
 
 
-def _engine_bytes(rule: Rule, config: RunConfig) -> float:
-    matrix = rule.layout != "vocab" and all(len(shape) > 1 for shape in rule.shapes) and ".router." not in rule.megatron
-    if quantised_engine(config) and matrix:
-        return 1 + 4 / (128 * 128)  # and a scale for each block
-    return TYPE_BYTES.get(engine_type(config), 2)
+def _is_matrix(rule: Rule) -> bool:
+    return rule.layout != "vocab" and all(len(shape) > 1 for shape in rule.shapes) and ".router." not in rule.megatron
 
 
 def cache_token_bytes(config: RunConfig, model: Architecture) -> float:

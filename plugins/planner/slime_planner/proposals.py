@@ -51,11 +51,13 @@ def proposals(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
     held: dict[tuple[Any, ...], list[RankMemory]] = {}
     fits: set[tuple[Any, ...]] = set()
     generation: EnginePlan | None = None
+    rules = model.architecture.rules
+    of_experts = sum(math.prod(shape) for rule in rules if rule.expert is not None for shape in rule.shapes)
     for candidate in _candidates(config, model, cluster):
         if _division(candidate) in fits:  # what saves more memory only takes longer
             continue
         tried += 1
-        largest = _at_least(candidate, model)
+        largest = _at_least(candidate, model.parameters - of_experts, of_experts)
         if largest <= have:
             # What is computed again does not change what is held.
             key = (*_division(candidate), candidate.megatron.get("optimizer_cpu_offload"))
@@ -91,17 +93,22 @@ def proposals(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
     return Proposals(best[:count], tried, refused)
 
 
-def _at_least(config: RunConfig, model: PlannedModel) -> float:
-    """Bytes of weights and gradients, if all ranks held the same: a quick answer for layouts that are far too large."""
-    stated, rules = config.megatron, model.architecture.rules
+def _at_least(config: RunConfig, of_all: int, of_experts: int) -> float:
+    """Bytes of weights and gradients, if all ranks held the same: a quick answer for layouts that are far too large.
+
+    Args:
+        config: The run.
+        of_all: Numbers of the tensors that are in no expert.
+        of_experts: Those of the experts.
+    """
+    stated = config.megatron
     tensor, pipeline, expert = (
         int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline", "expert")
     )
     if config.lora.asked:
         return 0.0
-    of_experts = sum(math.prod(shape) for rule in rules if rule.expert is not None for shape in rule.shapes)
     gradient = 4 if stated.get("grad_reduce_in_fp32", True) else 2
-    return (model.parameters - of_experts) / (tensor * pipeline) * (2 + gradient) + of_experts / (
+    return of_all / (tensor * pipeline) * (2 + gradient) + of_experts / (
         expert * int(stated.get("expert_tensor_parallel_size") or tensor) * pipeline
     ) * (2 + gradient)
 

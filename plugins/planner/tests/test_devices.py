@@ -14,7 +14,7 @@ from slime.config.defaults import resolve
 from slime_planner import devices as module
 from slime_planner.devices import Devices, Gpu, Packages, Tenant, device_notes, doubts, find_packages, problems
 from slime_planner.doctor import package_problems, port_problems, run
-from slime_planner.predicted_memory import gpu_bytes
+from slime_planner.memory_here import gpu_bytes
 
 H100 = [Gpu(index, f"GPU-{index}aaa", "NVIDIA H100 80GB HBM3", 85.5) for index in range(2)]
 L4 = Gpu(2, "GPU-2bbb", "NVIDIA L4", 24.2)

@@ -15,10 +15,11 @@ from tests.support.tiny_models import make_tiny_model
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.config import RunConfig
-from slime_planner import predicted_memory
+from slime_planner import memory_here
 from slime_planner.at_hand import host_at_hand
+from slime_planner.memory_here import memory_lines, memory_note
 from slime_planner.predicted_cache import engine_memory
-from slime_planner.predicted_memory import logits_memory, memory_lines, memory_note, rank_memory
+from slime_planner.predicted_memory import logits_memory, rank_memory
 
 
 def held(launcher: RankLauncher, config: Any) -> tuple[int, int, int]:
@@ -174,7 +175,7 @@ def test_a_run_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -> No
     model = layouts.architecture(layouts.published("qwen3-0.6B"))
     need = 596_049_920 * (16 + 4)  # the trainer's 16 bytes a number in float32, the engine's 4
     for have, noted in ((need, False), (need - 1, True)):
-        monkeypatch.setattr(predicted_memory.psutil, "virtual_memory", lambda have=have: SimpleNamespace(total=have))
+        monkeypatch.setattr(memory_here.psutil, "virtual_memory", lambda have=have: SimpleNamespace(total=have))
         note = memory_note(config_of("--device cpu"), model, critic=False, with_engines=True)
         assert (note is not None) == noted
     assert note == (
@@ -185,7 +186,7 @@ def test_a_run_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_gpu_that_is_too_small_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     model = layouts.architecture(layouts.published("qwen3-8B"))
-    monkeypatch.setattr(predicted_memory, "gpu_bytes", lambda: 80 * 2**30)
+    monkeypatch.setattr(memory_here, "gpu_bytes", lambda: 80 * 2**30)
     note = memory_note(config_of("--device cuda --bf16"), model, critic=False, with_engines=True)
     assert note is not None
     assert note.startswith("weights, gradients and optimizer need 137.3 GiB, and this machine's GPU has 80.0 GiB")
@@ -201,7 +202,7 @@ def test_sides_of_a_colocated_run_that_keep_their_memory_must_fit_together(
     trainer = rank_memory(config_of("--device cuda --bf16"), model)[0].total
 
     def note_of(words: str, device_bytes: float) -> str | None:
-        monkeypatch.setattr(predicted_memory, "gpu_bytes", lambda: int(device_bytes))
+        monkeypatch.setattr(memory_here, "gpu_bytes", lambda: int(device_bytes))
         config = config_of(f"--device cuda --bf16 --colocate {words}")
         return memory_note(config, model, critic=False, with_engines=True)
 

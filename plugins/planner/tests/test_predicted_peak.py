@@ -18,6 +18,7 @@ from slime.engine.server import EngineSpec, server_arguments
 from slime.plugin.architecture import Architecture
 from slime.train.experts import Products, _Experts
 from slime_fused.experts import FusedProducts
+from slime_planner.memory_here import memory_lines
 from slime_planner.predicted_activations import (
     Activations,
     MicroBatch,
@@ -26,7 +27,6 @@ from slime_planner.predicted_activations import (
     largest_micro_batch,
 )
 from slime_planner.predicted_cache import cache_text, cache_token_bytes, cache_tokens
-from slime_planner.predicted_memory import memory_lines
 
 TOKENS = 1000
 DENSE = {
