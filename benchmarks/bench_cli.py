@@ -33,6 +33,10 @@ COMMANDS: dict[str, float | None] = {
     "train --help": None,
     "train --help-megatron": None,
     "train --help-sglang": None,
+    "plan qwen3-4B --nodes 1 --gpus 8xH100-80GB": 1.0,
+    "plan deepseek-v3 --nodes 16 --gpus 8xH200": 1.0,
+    "plan glm4.5-355B-A32B --nodes 64 --gpus 8xH100-80GB": 1.0,
+    "plan kimi-k2 --nodes 64 --gpus 8xH100-80GB": 1.0,
 }
 #: the same, with many plugins installed
 WITH_PLUGINS: dict[str, float | None] = {"plugins": 0.5, "plugins --no-load": None, "plugins --json": 0.5}
@@ -100,7 +104,7 @@ def show(words: str, budget: float | None, timing: Timing) -> bool:
     over = budget is not None and timing.median > budget
     limit = "-" if budget is None else f"{budget:.2f}"
     wall = f"{timing.least:>8.3f}{timing.median:>8.3f}{timing.most:>8.3f}{limit:>8}"
-    print(f"slime {words:<32}{wall}{timing.cpu:>8.3f}   {timing.heavy}{'   OVER BUDGET' if over else ''}")
+    print(f"slime {words:<53}{wall}{timing.cpu:>8.3f}   {timing.heavy}{'   OVER BUDGET' if over else ''}")
     return over or timing.heavy != "none"
 
 
@@ -110,7 +114,7 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=10, help="runs of each command")
     parser.add_argument("--plugins", type=int, default=50, help="number of additional plugins in the last rows")
     stated = parser.parse_args()
-    print(f"{'command':<38}{'min':>8}{'median':>8}{'max':>8}{'budget':>8}{'cpu':>8}   heavy imports")
+    print(f"{'command':<59}{'min':>8}{'median':>8}{'max':>8}{'budget':>8}{'cpu':>8}   heavy imports")
     failed = [show(words, budget, measure(words.split(), stated.repeat)) for words, budget in COMMANDS.items()]
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder)

@@ -6,9 +6,10 @@ checking, so that a name, a shape or a layout is written once. This module needs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, overload
 
 Shape = tuple[int, ...]
 
@@ -58,6 +59,56 @@ class Rule:
         return tuple(self.hf.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The rules of the routed experts of one layer, which differ in nothing but the number of the expert.
+
+    Attributes:
+        count: Experts of the layer.
+        rules: Number of an expert -> its rules.
+    """
+
+    count: int
+    rules: Callable[[int], tuple[Rule, ...]]
+
+    def __iter__(self) -> Iterator[Rule]:
+        return (rule for expert in range(self.count) for rule in self.rules(expert))
+
+
+class Rules(Sequence[Rule]):
+    """Rules in order, of which those of experts are made when they are first read.
+
+    Of a large model they are tens of thousands. Who needs no more than their sizes reads `parts`.
+    """
+
+    def __init__(self, parts: Iterable[Rule | Experts]) -> None:
+        #: what it was made of
+        self.parts = tuple(parts)
+
+    @cached_property
+    def _all(self) -> tuple[Rule, ...]:
+        return tuple(rule for part in self.parts for rule in ((part,) if isinstance(part, Rule) else part))
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @overload
+    def __getitem__(self, index: int) -> Rule: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Rule, ...]: ...
+    def __getitem__(self, index: int | slice) -> Rule | tuple[Rule, ...]:
+        return self._all[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all == tuple(other)
+
+    def __reduce__(self) -> tuple[type[Rules], tuple[tuple[Rule, ...]]]:
+        return Rules, (self._all,)  # what makes rules cannot be pickled
+
+
 @dataclass(frozen=True)
 class PredictingLayers:
     """Layers for multi-token prediction, which follow the model's own and share its vocabulary.
@@ -83,7 +134,7 @@ class Architecture:
             them. All can be written as JSON: `activation_func` is a name such as "silu".
         gpt: Keywords of `GPTModel`: vocab_size (unpadded), max_sequence_length, position_embedding_type, rotary_base,
             rotary_percent, rope_scaling, rope_scaling_factor, share_embeddings_and_output_weights.
-        rules: One rule for each Megatron tensor.
+        rules: One rule for each Megatron tensor: a tuple, or `Rules`.
         post_norms: Whether what attention and feed-forward network add to the hidden state is normalised: the weights
             are `self_attention.linear_proj.post_norm.weight` and `mlp.linear_fc2.post_norm.weight` of each layer.
         carried: Beginnings of the names of tensors that a folder may hold and that are not trained: an export copies
@@ -100,7 +151,7 @@ class Architecture:
     family: str
     transformer: dict[str, Any]
     gpt: dict[str, Any]
-    rules: tuple[Rule, ...]
+    rules: Sequence[Rule]
     post_norms: bool = False
     carried: tuple[str, ...] = ()
     predicting: PredictingLayers | None = None
@@ -115,7 +166,7 @@ class Architecture:
     def with_predicting_layers(self) -> Architecture:
         """The same model with its layers for multi-token prediction trained. It must have some."""
         assert self.predicting is not None
-        return replace(self, rules=self.rules + self.predicting.rules, predicts=True)
+        return replace(self, rules=(*self.rules, *self.predicting.rules), predicts=True)
 
     @property
     def copies(self) -> Mapping[str, str]:

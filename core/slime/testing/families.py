@@ -195,7 +195,7 @@ class FamilyContract(Contract):
         )
 
 
-def _all_rules(found: Architecture) -> tuple[Rule, ...]:
+def _all_rules(found: Architecture) -> Sequence[Rule]:
     """Including layers for multi-token prediction."""
     return found.rules if found.predicting is None else found.with_predicting_layers().rules
 

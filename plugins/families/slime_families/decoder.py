@@ -20,7 +20,7 @@ from slime.kit.models import (
     predicting_layers,
     require,
 )
-from slime.plugin.architecture import Architecture, Rule
+from slime.plugin.architecture import Architecture, Experts, Rule, Rules
 
 HFConfig = Mapping[str, Any]
 
@@ -74,7 +74,7 @@ class Mixture:
     #: for each layer 1 if it has experts, 0 if it is dense
     layers: Sequence[int]
     #: the tensors of a layer with experts, by its number
-    rules: Callable[[int], Iterator[Rule]]
+    rules: Callable[[int], Rules]
     #: keywords of `TransformerConfig`
     keywords: Mapping[str, Any]
     #: what engines read of it in `config.json`, and transformers does not
@@ -98,14 +98,14 @@ def decoder(
     """
     has_experts = [0] * sizes.layers if mixture is None else mixture.layers
 
-    def layer_rules(layer: int, mixed: int) -> Iterator[Rule]:
+    def layer_rules(layer: int, mixed: int) -> Iterator[Rule | Experts]:
         yield from attention.rules(layer)
         if mixed and mixture is not None:
-            yield from mixture.rules(layer)
+            yield from mixture.rules(layer).parts
         else:
             yield from gated_mlp_rules(layer, hidden=sizes.hidden, ffn=sizes.ffn)
 
-    def rules() -> Iterator[Rule]:
+    def rules() -> Iterator[Rule | Experts]:
         yield from embedding_rules(sizes.vocabulary, sizes.hidden, tied=sizes.tied)
         for layer, mixed in enumerate(has_experts):
             yield from layer_rules(layer, mixed)
@@ -117,13 +117,13 @@ def decoder(
         family=str(config["model_type"]),
         transformer=transformer_keywords(config, sizes, **attention.keywords, **experts),
         gpt=gpt_keywords(config, sizes, positions),
-        rules=tuple(rules()),
+        rules=Rules(rules()),
         engine_config={} if mixture is None else mixture.engine_config,
         carried=tuple(f"model.layers.{sizes.layers + number}." for number in range(predicting)),
         predicting=predicting_layers(
             sizes.layers,
             predicting,
-            lambda layer: layer_rules(layer, has_experts[-1]),
+            lambda layer: Rules(layer_rules(layer, has_experts[-1])),
             hidden=sizes.hidden,
             tied=sizes.tied,
         ),
@@ -228,7 +228,7 @@ def mixture_of_experts(
     if chosen > experts:
         raise ConfigError(f"config.json: num_experts_per_tok {chosen} is more than the {experts} experts.")
 
-    def rules(layer: int) -> Iterator[Rule]:
+    def rules(layer: int) -> Rules:
         return mixture_rules(
             layer, hidden=sizes.hidden, experts=experts, ffn=ffn, shared_ffn=shared * ffn, expert_bias=expert_bias
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from slime.config import RunConfig
 from slime.errors import ConfigError, did_you_mean
-from slime.plugin.architecture import Architecture, Rule, Shape
+from slime.plugin.architecture import Architecture, Rule, Rules
 from slime.weights.hf_config import read_hf_config
 from slime.weights.lora import lora_of
 from slime.weights.models import Models
@@ -65,7 +65,8 @@ def planned_model(name: str, config: RunConfig) -> PlannedModel:
     joined = replace(whole, rules=_joined(whole.rules, adapted=adapted))
     if (more := whole.predicting) is not None:
         joined = replace(joined, predicting=replace(more, rules=_joined(more.rules, adapted=adapted)))
-    return replace(described(title, joined, config), tensors=sum(len(rule.hf) for rule in whole.rules))
+    tensors = sum(count * len(rule.hf) for rule, count in _alike(whole.rules))
+    return replace(described(title, joined, config), tensors=tensors)
 
 
 def described(title: str, model: Architecture, config: RunConfig) -> PlannedModel:
@@ -75,7 +76,16 @@ def described(title: str, model: Architecture, config: RunConfig) -> PlannedMode
     return PlannedModel(title, model, parameters, sum(len(rule.hf) for rule in model.rules), kinds)
 
 
-def _joined(rules: tuple[Rule, ...], *, adapted: bool) -> tuple[Rule, ...]:
+def _alike(rules: Sequence[Rule]) -> Iterator[tuple[Rule, int]]:
+    """The rules that differ in more than the number of an expert, and how many of each there are."""
+    for part in rules.parts if isinstance(rules, Rules) else rules:
+        if isinstance(part, Rule):
+            yield part, 1
+        else:
+            yield from ((rule, part.count) for rule in part.rules(0))
+
+
+def _joined(rules: Sequence[Rule], *, adapted: bool) -> tuple[Rule, ...]:
     """The same numbers in few rules: one for all tensors of a layer that are divided, multiplied and stored alike.
 
     Of a model with adapters, only those of experts: adapters are found by the names of modules, and no expert has one.
@@ -83,28 +93,18 @@ def _joined(rules: tuple[Rule, ...], *, adapted: bool) -> tuple[Rule, ...]:
     alone: list[Rule] = []
     first: dict[tuple[object, ...], Rule] = {}
     numbers: dict[tuple[object, ...], int] = {}
-    sizes: dict[tuple[Shape, ...], int] = {}
-    #: parameter of an engine, in which the experts of a layer are stacked -> their key, and the numbers of one
-    stacked: dict[str, tuple[tuple[object, ...], int]] = {}
-    for rule in rules:
-        if rule.expert is not None and rule.engine in stacked:  # nearly all of the tensors of a large model
-            key, size = stacked[rule.engine]
-            numbers[key] += size
-            continue
+    for rule, count in _alike(rules):
         if rule.layout != "concat" or (adapted and rule.expert is None):
             alone.append(rule)
             continue
         shapes, name = rule.shapes, rule.megatron
-        if shapes not in sizes:
-            sizes[shapes] = sum(map(math.prod, shapes))
+        key: tuple[object, ...] = (rule.parallel_dim is None, len(shapes[0]))
         if rule.expert is not None:
-            key = (name.partition(".local_experts.")[0], rule.parallel_dim is None, len(shapes[0]))
-            stacked[rule.engine] = key, sizes[shapes]
+            key += (name.partition(".local_experts.")[0],)
         else:
-            place = name.split(".", 3)[:3]
-            key = (*place, rule.parallel_dim is None, len(shapes[0]), ".mlp." in name, name.partition(".router.")[2])
+            key += (*name.split(".", 3)[:3], ".mlp." in name, name.partition(".router.")[2])
         first.setdefault(key, rule)
-        numbers[key] = numbers.get(key, 0) + sizes[shapes]
+        numbers[key] = numbers.get(key, 0) + count * sum(map(math.prod, shapes))
     for key, rule in first.items():
         shape = (numbers[key],) if len(rule.shapes[0]) == 1 else (numbers[key], 1)
         alone.append(replace(rule, hf={rule.names[0]: shape}))

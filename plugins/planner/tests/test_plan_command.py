@@ -61,16 +61,25 @@ def test_the_page_has_the_tables_of_today() -> None:
 def test_a_plan_of_every_script_loads_little_and_tries_few_layouts() -> None:
     """A plan answers in under a second; what its seconds go to is counted, as a clock would depend on the machine."""
     heavy = {"torch", "ray", "megatron", "sglang", "transformers", "pandas", "numpy", "rich", "asyncio"}
-    heavy |= {"jinja2", "slime.kit.readers"}
+    heavy |= {"jinja2", "slime.kit.readers", "psutil", "packaging"}
     script = (
         "import sys; from slime_planner.plan_command import run; from slime_planner.known_models import known_names\n"
+        "calls = 0\n"
+        "def count(frame, event, argument):\n"
+        "    global calls\n"
+        "    calls += event == 'call'\n"
         "for name in known_names():\n"
+        "    calls = 0\n"
+        "    sys.setprofile(count)\n"
         "    run([name, '--nodes', '32', '--gpus', '8xH100-80GB'])\n"
-        "    print(name, file=sys.stderr)\n"
+        "    sys.setprofile(None)\n"
+        "    print(name, calls, file=sys.stderr)\n"
         f"assert not (loaded := {heavy} & set(sys.modules)), loaded\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
-    assert set(done.stderr.split()) == set(NAMES)
+    calls = {name: int(number) for name, number in map(str.split, done.stderr.splitlines())}
+    assert set(calls) == set(NAMES)
+    assert max(calls.values()) <= 250_000, calls  # calls of Python's functions
     tried = [int(number) for number in re.findall(r"(\d+) layouts were\s+tried", done.stdout)]
     assert len(tried) == len(NAMES)
     assert max(tried) <= 200

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from slime.plugin.architecture import PredictingLayers, Rule
+from slime.plugin.architecture import Experts, PredictingLayers, Rule, Rules
 
 
 def norm_rule(megatron: str, hf: str, size: int) -> Rule:
@@ -114,7 +114,7 @@ def gated_mlp_rules(layer: int, *, hidden: int, ffn: int, joined: bool = False) 
 
 def mixture_rules(
     layer: int, *, hidden: int, experts: int, ffn: int, shared_ffn: int = 0, expert_bias: bool = False
-) -> Iterator[Rule]:
+) -> Rules:
     """A mixture of gated experts with its router, and the norm before it.
 
     Args:
@@ -126,20 +126,30 @@ def mixture_rules(
         expert_bias: Whether the router adds a bias to an expert's score when it chooses (DeepSeek-V3, 2024).
     """
     megatron, hf = f"decoder.layers.{layer}.mlp", f"model.layers.{layer}.mlp"
-    yield _norm_before_mlp(layer, hidden)
-    yield _same_name(f"{megatron}.router.weight", f"{hf}.gate.weight", (experts, hidden), None)
-    if expert_bias:
-        yield norm_rule(f"{megatron}.router.expert_bias", f"{hf}.gate.e_score_correction_bias", experts)
     inwards, outwards = (ffn, hidden), (hidden, ffn)
     engine_up, engine_down = f"{hf}.experts.w13_weight", f"{hf}.experts.w2_weight"
-    for expert in range(experts):  # nearly all rules of a large model
+
+    def of_expert(expert: int) -> tuple[Rule, ...]:
         theirs, ours = f"{hf}.experts.{expert}", f"{megatron}.experts.local_experts.{expert}"
         up = {f"{theirs}.gate_proj.weight": inwards, f"{theirs}.up_proj.weight": inwards}
         down = {f"{theirs}.down_proj.weight": outwards}
-        yield Rule(f"{ours}.linear_fc1.weight", up, engine_up, parallel_dim=0, expert=expert)
-        yield Rule(f"{ours}.linear_fc2.weight", down, engine_down, parallel_dim=1, expert=expert)
-    if shared_ffn:
-        yield from _gated_mlp(f"{megatron}.shared_experts", f"{hf}.shared_experts", hidden, shared_ffn, joined=False)
+        return (
+            Rule(f"{ours}.linear_fc1.weight", up, engine_up, parallel_dim=0, expert=expert),
+            Rule(f"{ours}.linear_fc2.weight", down, engine_down, parallel_dim=1, expert=expert),
+        )
+
+    def parts() -> Iterator[Rule | Experts]:
+        yield _norm_before_mlp(layer, hidden)
+        yield _same_name(f"{megatron}.router.weight", f"{hf}.gate.weight", (experts, hidden), None)
+        if expert_bias:
+            yield norm_rule(f"{megatron}.router.expert_bias", f"{hf}.gate.e_score_correction_bias", experts)
+        yield Experts(experts, of_expert)
+        if shared_ffn:
+            yield from _gated_mlp(
+                f"{megatron}.shared_experts", f"{hf}.shared_experts", hidden, shared_ffn, joined=False
+            )
+
+    return Rules(parts())
 
 
 def predicting_layers(
