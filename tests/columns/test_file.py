@@ -20,6 +20,7 @@ from slime.observe.logged_tokens import FLAGGED, LoggedTokens, Marks, choose
 from slime.observe.samples import write_rollout
 from slime.observe.token_columns import Pieces, token_file, write_token_columns
 from slime.rollout.train_batch import TrainBatch
+from slime.run.rollout_process import RolloutProcess
 from slime.run.token_log import TokenLog
 from slime.testing.samples import CHARACTERS, make_group, make_sample, make_tokenizer
 from slime.types import Group, Status
@@ -220,8 +221,8 @@ def test_a_file_that_cannot_be_written_is_told_once_until_one_is_written_again()
     class Calls:
         """Processes whose calls have returned."""
 
-        def begin(self, method: str, *args: Any, **_: Any) -> Any:
-            answer = next(answers) if method == "write_token_columns" else "columns"
+        def begin(self, method: object, *args: Any, **_: Any) -> Any:
+            answer = next(answers) if method == RolloutProcess.write_token_columns else "columns"
             return SimpleNamespace(refs=[f"{method} of {args}"], finished=True, wait=lambda: [answer])
 
     calls: Any = Calls()

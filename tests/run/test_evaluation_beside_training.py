@@ -16,6 +16,7 @@ from slime.config.weight_options import CheckpointOptions
 from slime.errors import PreemptedError
 from slime.registry.plugin_set import load_plugins
 from slime.rollout.evaluation import EvalReport
+from slime.run.rollout_process import RolloutProcess
 from slime.run.run import Run
 
 
@@ -49,12 +50,12 @@ class Rollouts:
         self._events = events
         self.over = False
 
-    def begin(self, method: str, number: Any, *, doing: str) -> Any:
-        if method == "weights_added":
+    def begin(self, method: object, number: Any, *, doing: str) -> Any:
+        if method == RolloutProcess.weights_added:
             assert doing == "announcing weights to the rollout process"
             assert len(number) == 1
             return SimpleNamespace(wait=lambda: None)
-        assert (method, doing) == ("evaluate", f"evaluating after {number} rollouts")
+        assert (method, doing) == (RolloutProcess.evaluate, f"evaluating after {number} rollouts")
         self._events.append(f"evaluation {number}")
         return PendingEvaluation(number, self)
 

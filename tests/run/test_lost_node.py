@@ -67,7 +67,7 @@ def test_a_node_that_leaves_is_named_and_its_devices_are_waited_for(cluster: Any
     place = {"ranks": 1, "num_engines": 1}
     workers = Workers(config, "trainer", tmp_path / "trainer-{index}.log")
     workers.start([THERE])
-    workers.build(f"{__name__}:Waiting", [()])
+    workers.build(Waiting, [()])
     workers.wait_built()
     engines = Engines(config, tmp_path, RunWatch(20.0), Models.installed(config))
     # an engine's address is that of its node

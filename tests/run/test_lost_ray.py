@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 #: a driver that waits for a process
 DRIVER = """
 import sys
+import time
 from pathlib import Path
 
 from slime.config import RunConfig
@@ -36,7 +37,7 @@ try:
     with ray_session.ray_session(config):
         workers = Workers(config, "trainer", logs / "trainer-{index}.log")
         workers.start([{"num_cpus": 0}])
-        workers.build("time:sleep", [(60,)])
+        workers.build(time.sleep, [(60,)])
         workers.wait_built()
 except SlimeError as error:
     print(f"{type(error).__name__}: {error}")

@@ -24,6 +24,7 @@ from slime.errors import (
     WeightSyncError,
 )
 from slime.run.engines import ROUTER
+from slime.run.rollout_process import RolloutProcess
 from slime.run.supervise import recovery
 from slime.run.supervise.losses import is_curable
 from slime.run.supervise.recovery import Recovery
@@ -100,11 +101,11 @@ class Rollouts:
         self.connected = list(URLS)
         self.answering_garbage: list[str] = []
 
-    def begin(self, method: str, *arguments: Any, **_: Any) -> Call:
-        if method == "engines_answering_garbage":
+    def begin(self, method: object, *arguments: Any, **_: Any) -> Call:
+        if method == RolloutProcess.engines_answering_garbage:
             return Call(result=self.answering_garbage)
         url, urls = arguments
-        assert (method, url) == ("connect", FaultyEngines.url)
+        assert (method, url) == (RolloutProcess.connect, FaultyEngines.url)
         self.connected = list(urls)
         return Call(result=2)
 

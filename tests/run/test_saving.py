@@ -17,6 +17,7 @@ from slime.run.checkpoint.files import Files, record_files, write_rollout_part
 from slime.run.checkpoint.read import read_checkpoint
 from slime.run.checkpoint.retention import Retention
 from slime.run.checkpoint.save import CheckpointWriter, Saver
+from slime.run.rollout_process import RolloutProcess
 from slime.run.run import Run
 
 
@@ -53,11 +54,11 @@ class Ranks:
         return record_files(checkpoint, folder.iterdir())
 
 
-class RolloutProcess:
+class Rollouts:
     """A fake of the rollout process."""
 
-    def begin(self, method: str, folder: Path, done: int, *, doing: str) -> Any:
-        assert (method, doing) == ("save", "saving the rollout state")
+    def begin(self, method: object, folder: Path, done: int, *, doing: str) -> Any:
+        assert (method, doing) == (RolloutProcess.save, "saving the rollout state")
         write_rollout_part(folder, {"source": {"done": done}, "dropped": [], "groups": []})
         return SimpleNamespace(wait=lambda: [None])
 
@@ -101,7 +102,7 @@ def saver(root: Path, ranks: Ranks, reports: Reports, retention: Retention) -> S
     flags = ["--num-rollout", "4", "--rollout-batch-size", "2", "--hf-checkpoint", "m", "--loss-type", "sft_loss"]
     config = load_config([*flags, "--prompt-data", str(prompts), "--lr", "1e-4"])
     writer = CheckpointWriter(root, config, {"plugins": []})
-    return Saver(writer, cast(Any, ranks), cast(Any, RolloutProcess()), cast(Any, reports), retention)
+    return Saver(writer, cast(Any, ranks), cast(Any, Rollouts()), cast(Any, reports), retention)
 
 
 def test_a_checkpoint_appears_when_every_share_is_written(

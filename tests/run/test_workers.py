@@ -128,7 +128,7 @@ def two_parts(folder: Path) -> Iterator[Workers]:
     """Two processes with a `Part` each."""
     workers = Workers(CONFIG, "parts", folder / "part-{index}.log")
     workers.start([{"num_cpus": 0}] * 2)
-    workers.build(f"{__name__}:Part", [(0,), (10,)])
+    workers.build(Part, [(0,), (10,)])
     workers.wait_built()
     yield workers
     workers.stop(grace_s=5, orderly=False)
@@ -284,7 +284,7 @@ def test_an_error_in_the_watch_ends_the_wait(workers: Workers) -> None:
 def test_an_error_while_building_arrives(tmp_path: Path) -> None:
     workers = Workers(CONFIG, "parts", tmp_path / "part.log")
     workers.start([{"num_cpus": 0}])
-    workers.build(f"{__name__}:Part", [(7, True)])
+    workers.build(Part, [(7, True)])
     with pytest.raises(TrainerError, match="part 7 does not fit"):
         workers.wait_built()
     workers.stop(grace_s=5)
@@ -299,7 +299,7 @@ def test_an_orderly_stop_closes_the_objects(workers: Workers, tmp_path: Path) ->
 def test_calls_of_asynchronous_workers_run_side_by_side(tmp_path: Path) -> None:
     workers = Workers(CONFIG, "meeting", tmp_path / "meeting.log", asynchronous=True)
     workers.start([{"num_cpus": 0}])
-    workers.build(f"{__name__}:build_meeting", [()])
+    workers.build(build_meeting, [()])
     workers.wait_built()
     first = workers.begin("wait", doing="meeting", timeout_s=30)
     assert workers.begin("wait", doing="meeting", timeout_s=30).wait() + first.wait() == ["met", "met"]
@@ -312,7 +312,7 @@ def test_a_node_that_lacks_the_drivers_folder_is_named(tmp_path: Path, monkeypat
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(os, "getcwd", lambda: "/not/shared")
         workers.start([{"num_cpus": 0}])
-    workers.build(f"{__name__}:Part", [(0,)])
+    workers.build(Part, [(0,)])
     said = r"^starting the trainer: trainer rank 0 failed at its start: node 127\.0\.0\.1 cannot enter /not/shared, .*"
     with pytest.raises(SlimeError, match=said) as caught:
         workers.wait_built()

@@ -15,6 +15,7 @@ from tests.support.model_folders import Folders
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.errors import CheckpointError
+from slime.registry.plugin_set import load_plugins
 from slime.run.trainer import TrainerProcess
 from slime.train.checkpoint_io import BackgroundWrite
 
@@ -79,13 +80,9 @@ def test_files_hold_the_state_at_the_time_of_saving(layout: str, model_folder: F
 
 def sizes_when_flushed(launcher: RankLauncher, config: Any, checkpoint: Path) -> dict[str, int]:
     """The files that this rank has flushed to disk, and how many bytes they had, by a stand-in for fsync."""
-    rank = TrainerProcess(
-        config,
-        rank=launcher.rank,
-        world_size=launcher.world_size,
-        meeting=("127.0.0.1", launcher.port),
-        estimator=Centred(),
-    )
+    fingerprint = load_plugins(config.plugins).fingerprint()
+    meeting = "127.0.0.1", launcher.port
+    rank = TrainerProcess(config, checkpoint.parent, fingerprint, launcher.rank, meeting)
     flushed: dict[str, int] = {}
     fsync = os.fsync
 
@@ -103,7 +100,8 @@ def sizes_when_flushed(launcher: RankLauncher, config: Any, checkpoint: Path) ->
 
 def test_ranks_flush_every_file_to_its_last_byte(model_folder: Folders, tmp_path: Path) -> None:
     """Megatron does not flush common.pt and metadata.json, and torch .metadata perhaps not to its end."""
-    config = make_config(model_folder("qwen3", tied=True), world_size=2, megatron=LAYOUTS["tensor 2"][1])
+    sizes = LAYOUTS["tensor 2"][1]
+    config = make_config(model_folder("qwen3", tied=True), world_size=2, megatron=sizes, advantage_estimator="grpo")
     flushed: dict[str, int] = {}
     for of_rank in run_ranks(sizes_when_flushed, 2, config, tmp_path):
         flushed |= of_rank

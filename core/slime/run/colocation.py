@@ -29,10 +29,11 @@ from slime.observe.timing import timed
 from slime.rollout.record import Rollout
 from slime.run.checkpoint.save import Saver
 from slime.run.placement import Placement
-from slime.run.processes import TrainerProcess
+from slime.run.remote_trainer import TrainerProcess
 from slime.run.run import Run
 
 if TYPE_CHECKING:
+    from slime.registry.plugin_set import Fingerprint
     from slime.train.offload import Part
 
 logger = logging.getLogger(__name__)
@@ -96,12 +97,12 @@ class ColocatedRun(Run):
             visible = [list(dict.fromkeys([*own, *senders])) for own in visible]
         self._engines.start(placement.engines, visible, nodes=nodes)
 
-    def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:
+    def _build_trainer(self, fingerprint: Fingerprint) -> None:
         if self._shares:
             self._engines.wait_ready(self._starting("engines"))
             if self._releases("engines"):
                 self._engines.release_memory(TO_TRAINER[0].what)
-        super()._build_trainer(ranks)
+        super()._build_trainer(fingerprint)
 
     # --- steps of the loop -------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
@@ -16,7 +16,7 @@ from slime.config import RunConfig
 from slime.config.sglang_options import sglang_argv
 from slime.config.threads import engine_threads
 from slime.engine.control import EngineKeys
-from slime.engine.external import external_engine_args, external_keys
+from slime.engine.external import ExternalEngine, external_engine_args, external_keys
 from slime.engine.ports import LOOPBACK, ReservedPort, host_port, http_url
 from slime.engine.router import RouterServer
 from slime.engine.server import EnginePart, EngineServer, EngineSpec, engine_fork_server
@@ -26,7 +26,6 @@ from slime.kit.processes.pulse import PULSE
 from slime.observe.memory import resident_bytes
 from slime.platform import platform_of
 from slime.run.ray_session import live_nodes, of_several_nodes
-from slime.run.receiver import Receiver
 from slime.run.supervise.host_watch import WatchedProcess
 from slime.run.supervise.watch import RunWatch
 from slime.run.workers import PendingCall, Watch, Workers, node_address
@@ -40,8 +39,6 @@ ASK_S = 2.0
 ROUTER = "the router"
 #: seconds that a router being started gets for an answer
 _ROUTER_S = 2.0
-_FACTORY = "slime.run.engines:EngineProcess"
-_EXTERNAL_FACTORY = "slime.engine.external:ExternalEngine"
 
 
 class EngineProcess(EngineServer):
@@ -114,6 +111,34 @@ class EngineProcess(EngineServer):
         return 0 if self.pid is None else resident_bytes(self.pid)
 
     close = EngineServer.stop
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """Brings the copy of an engine to a version: see `slime.weights.transports.delta.Receive`.
+
+    Made by the driver for the trainer's first rank, anew for each sync, since an engine that was started again has
+    another process beside it.
+
+    Attributes:
+        beside: URL of an engine -> Ray's handles of the processes beside its servers, and their names and log files.
+    """
+
+    beside: dict[str, tuple[list[Any], list[tuple[str, Path]]]]
+
+    def __call__(self, url: str, versions: Path, version: str, timeout_s: float) -> Path:
+        """Bring all parts of the engine at `url` to a version of the folder `versions`; the path of each part's copy.
+
+        Raises:
+            CheckpointError: The version is gone or damaged, or a copy cannot be written.
+            DeadlineError: It took longer than `timeout_s`.
+            SlimeError: A process has ended.
+        """
+        actors, parts = self.beside[url]
+        method = EngineProcess.receive_weights.__name__
+        asked = [actor.call.remote(method, versions, version) for actor in actors]
+        paths: list[Path] = PendingCall(asked, f"applying {version}", timeout_s, parts=parts).wait()
+        return paths[0]
 
 
 def engine_options(config: RunConfig) -> list[str]:
@@ -189,10 +214,10 @@ class Engines:
             self._meetings = [host_port(*address) for address in addresses]
         timeout_s = self._config.cluster.startup_timeout_s
         if self.external:
-            self._workers.build(_EXTERNAL_FACTORY, external_engine_args(self._config, self.keys))
+            self._workers.build(ExternalEngine, external_engine_args(self._config, self.keys))
         else:
             servers = [self._arguments(number, self._spec(number)) for number in range(len(placement))]
-            self._workers.build(_FACTORY, servers, timeout_s=timeout_s + 5)
+            self._workers.build(EngineProcess, servers, timeout_s=timeout_s + 5)
         # Chosen before the router starts, because components need its address while the engines start.
         self._host = node_address() if self._reachable else LOOPBACK
         if (port := self._config.cluster.router_port) is None:
@@ -201,7 +226,7 @@ class Engines:
         self._port = port
         self.url = http_url(self._host, self._port)
 
-    def _arguments(self, number: int, spec: EngineSpec) -> tuple[Any, ...]:
+    def _arguments(self, number: int, spec: EngineSpec) -> tuple[int, EngineSpec, bool, float]:
         """What `EngineProcess` takes for a server."""
         return number // self._nodes, spec, self._reachable, self._config.cluster.startup_timeout_s
 
@@ -336,7 +361,7 @@ class Engines:
         return self._workers.renew(
             index,
             [self._placement[number] for number in own],
-            _FACTORY,
+            EngineProcess,
             [self._arguments(number, spec) for number, spec in zip(own, specs, strict=True)],
             timeout_s=self._config.cluster.startup_timeout_s + 5,
         )

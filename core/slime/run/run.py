@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from slime.config import RunConfig
 from slime.config.weight_options import SYNC_ANSWER_S
@@ -18,7 +18,7 @@ from slime.errors import CheckpointError, CheckpointWriteError, EngineError, Pre
 from slime.kit.processes import keep_out_of_collections
 from slime.observe.observer import RunObserver, with_prefix
 from slime.observe.timing import timed
-from slime.registry.plugin_set import PluginSet
+from slime.registry.plugin_set import Fingerprint, PluginSet
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.record import Rollout, add_versions
 from slime.run.checkpoint.read import Checkpoint, initial_part, read_checkpoint
@@ -28,8 +28,9 @@ from slime.run.engine_profiles import EngineProfiles
 from slime.run.engines import Engines
 from slime.run.placement import Placement, place
 from slime.run.preemption import Preemption
-from slime.run.processes import RolloutProcess, TrainerProcess
 from slime.run.ray_session import new_meeting_file
+from slime.run.remote_trainer import TrainerProcess
+from slime.run.rollout_process import RolloutProcess, build_rollout_process
 from slime.run.signals import uninterrupted
 from slime.run.supervise.recovery import Recovery
 from slime.run.supervise.watch import RunWatch
@@ -166,9 +167,9 @@ class Run:
             self._rollout.start([{"num_cpus": 0}])
             engines, evaluates_only = (self._engines.url, self._engines.keys), "trainer" not in self._roles
             arguments = (config, self._run_dir, fingerprint, *engines, evaluates_only)
-            self._rollout.build("slime.run.rollout_process:build_rollout_process", [arguments])
+            self._rollout.build(build_rollout_process, [arguments])
         if ranks:
-            self._build_trainer([(config, self._run_dir, fingerprint, rank) for rank in range(ranks)])
+            self._build_trainer(fingerprint)
         self._wait_started()
         self._load(checkpoint)
         path = self._run_dir / "plugins.json"
@@ -179,10 +180,11 @@ class Run:
     def _start_engines(self, placement: Placement) -> None:
         self._engines.start(placement.engines, nodes=placement.nodes_per_engine)
 
-    def _build_trainer(self, ranks: Sequence[tuple[Any, ...]]) -> None:
-        alone = self.config.cluster.ray_address is None
-        meeting = new_meeting_file() if alone else self._trainer.free_addresses()[0]
-        self._trainer.build("slime.run.trainer:build_rank", [(*rank, meeting) for rank in ranks])
+    def _build_trainer(self, fingerprint: Fingerprint) -> None:
+        config = self.config
+        meeting = new_meeting_file() if config.cluster.ray_address is None else self._trainer.free_addresses()[0]
+        ranks = [(config, self._run_dir, fingerprint, rank, meeting) for rank in range(config.world_size)]
+        self._trainer.build(TrainerProcess, ranks)
 
     def _wait_started(self) -> None:
         if self._engines.url is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from slime.run.processes import RolloutProcess, TrainerProcess
+from slime.run.remote_trainer import TrainerProcess
+from slime.run.rollout_process import RolloutProcess
 
 if TYPE_CHECKING:
     from slime.observe.observer import RunObserver

@@ -1,4 +1,4 @@
-"""Builds the training rank of a trainer process."""
+"""The training rank of a trainer process."""
 
 from __future__ import annotations
 
@@ -28,10 +28,35 @@ _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
 
 class TrainerProcess(MegatronRank):
-    """A rank that also hashes what it saves: all ranks at once, while the files are still in memory."""
+    """A rank of a run, which also hashes what it saves: all ranks at once, while the files are still in memory."""
 
     #: the checkpoint and its trainer's part, and the writing of it if that goes on in the background
     _saving: tuple[Path, Path, BackgroundWrite[Files] | None] | None = None
+
+    def __init__(
+        self, config: RunConfig, run_dir: Path, fingerprint: Fingerprint, rank: int, meeting: MeetingPoint
+    ) -> None:
+        """Build model, optimizer, process groups and estimator of one rank (collective).
+
+        Args:
+            config: The run's configuration.
+            run_dir: The run folder.
+            fingerprint: Fingerprint of the driver's plugins; this process must have the same plugins.
+            rank: Index among all ranks.
+            meeting: Where the ranks find each other.
+        """
+        plugins = load_same_plugins(config.plugins, fingerprint)
+        estimator, spec = build_estimator(config, run_dir, plugins)
+        super().__init__(
+            config,
+            rank=rank,
+            world_size=config.world_size,
+            meeting=meeting,
+            estimator=estimator,
+            spec=spec,
+            models=Models(plugins, config, run_dir),
+            run_dir=run_dir,
+        )
 
     def load(self, folder: Path, weights_only: bool = False) -> None:
         """Read the trainer's part of a checkpoint, and go on in the learning-rate schedules of its run.
@@ -81,32 +106,6 @@ class TrainerProcess(MegatronRank):
     def _wrote(self, path: Path) -> bool:
         match = _OF_RANK.fullmatch(path.name)
         return self._rank == (0 if match is None else int(match[1]))
-
-
-def build_rank(
-    config: RunConfig, run_dir: Path, fingerprint: Fingerprint, rank: int, meeting: MeetingPoint
-) -> TrainerProcess:
-    """Build model, optimizer, process groups and estimator of one rank (collective).
-
-    Args:
-        config: The run's configuration.
-        run_dir: The run folder.
-        fingerprint: Fingerprint of the driver's plugins; this process must have the same plugins.
-        rank: Index among all ranks.
-        meeting: Where the ranks find each other.
-    """
-    plugins = load_same_plugins(config.plugins, fingerprint)
-    estimator, spec = build_estimator(config, run_dir, plugins)
-    return TrainerProcess(
-        config,
-        rank=rank,
-        world_size=config.world_size,
-        meeting=meeting,
-        estimator=estimator,
-        spec=spec,
-        models=Models(plugins, config, run_dir),
-        run_dir=run_dir,
-    )
 
 
 def build_estimator(config: RunConfig, run_dir: Path, plugins: PluginSet) -> tuple[Any, EstimatorSpec | None]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar, TypeVarTuple, overload
 
 import ray
@@ -45,7 +44,7 @@ Watch = Callable[[], None]
 #: called with a process's index, its log file, and the reference to the answer of its `Worker.identify`
 Enlist = Callable[[int, Path, Any], None]
 
-#: what a method of a process's object takes after `self`, and what it returns
+#: what a process's object is built from, or a method of it takes after `self`; what the method returns
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
@@ -115,10 +114,10 @@ class Worker:
         """The GPUs that Ray gives this process."""
         return [str(device) for device in ray.get_gpu_ids()]
 
-    def build(self, factory: str, *args: Any) -> Any:
-        """Build the object; `factory` is `package.module:Class`."""
+    def build(self, factory: Callable[..., Any], *args: Any) -> Any:
+        """Build the object."""
         with _built():
-            self._object = resolve_name(factory)(*args)
+            self._object = factory(*args)
 
     def close(self) -> Any:
         """Close the object."""
@@ -134,10 +133,10 @@ class Worker:
 class AsyncWorker(Worker):
     """A worker whose calls share one event loop; `build` and `call` take coroutine functions."""
 
-    async def build(self, factory: str, *args: Any) -> Any:
-        """Build the object; `factory` is `package.module:coroutine_function`."""
+    async def build(self, factory: Callable[..., Any], *args: Any) -> Any:
+        """Build the object."""
         with _built():
-            self._object = await resolve_name(factory)(*args)
+            self._object = await factory(*args)
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a coroutine method of the object."""
@@ -341,11 +340,17 @@ class Workers:
         """The GPU of each process."""
         return [device for [device] in self._starting([actor.devices.remote() for actor in self._actors]).wait()]
 
-    def build(self, factory: str, arguments: Sequence[tuple[Any, ...]], *, timeout_s: float | None = None) -> None:
+    def build(
+        self,
+        factory: Callable[[*Arguments], Any],
+        arguments: Sequence[tuple[*Arguments]],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
         """Begin building every process's object; `wait_built` waits for them.
 
         Args:
-            factory: `package.module:Class`, or a coroutine function if the workers are asynchronous.
+            factory: A class, or a coroutine function if the workers are asynchronous.
             arguments: The factory's arguments, for each process.
             timeout_s: Deadline instead of `--startup-timeout-s`.
         """
@@ -366,8 +371,8 @@ class Workers:
         self,
         index: int,
         placement: Sequence[dict[str, Any]],
-        factory: str,
-        arguments: Sequence[tuple[Any, ...]],
+        factory: Callable[[*Arguments], Any],
+        arguments: Sequence[tuple[*Arguments]],
         *,
         timeout_s: float,
     ) -> PendingCall[None]:
@@ -432,7 +437,7 @@ class Workers:
         """Call `method` of every process's object; `PendingCall.wait` waits for the results.
 
         Args:
-            method: A method of the object's class: see `slime.run.processes`.
+            method: A method of the object's class.
             *args: Its arguments; a Ray object reference arrives as the object.
             doing: What the call does, for messages.
             timeout_s: Deadline, counted from `PendingCall.wait`; default: `--step-timeout-s`.

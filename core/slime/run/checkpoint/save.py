@@ -43,7 +43,8 @@ from slime.run.checkpoint.read import (
     standing,
 )
 from slime.run.checkpoint.retention import Retention
-from slime.run.processes import RolloutProcess, TrainerProcess
+from slime.run.remote_trainer import TrainerProcess
+from slime.run.rollout_process import RolloutProcess
 from slime.weights.models import Models
 
 if TYPE_CHECKING:

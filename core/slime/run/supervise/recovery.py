@@ -27,7 +27,7 @@ from slime.errors import (
 from slime.errors.raised import ONLY_IN_LOGS
 from slime.observe.observer import RunObserver
 from slime.run.engines import ROUTER, Engines, engine_name
-from slime.run.processes import RolloutProcess
+from slime.run.rollout_process import RolloutProcess
 from slime.run.supervise.losses import is_curable
 from slime.run.supervise.watch import RunWatch
 from slime.run.workers import TICK_S, PendingCall, Workers
