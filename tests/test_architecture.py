@@ -184,7 +184,6 @@ NAMES_ALLOWED = {
 
 #: public names that several classes have, with the reason
 SHARED_CLASS_NAMES = {
-    "Call": "what another process runs, and what a test's scripted policy was asked",
     "Counts": "of tokens in a session, and of what the page shows",
     "Panel": "the protocol of plugins, and the page's own panels, which follow it",
     "PromptFile": "the file, and what a checkpoint says of it",

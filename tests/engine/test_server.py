@@ -20,7 +20,7 @@ from tests.support.engines import READY_S, cpu_engine, running
 from slime.engine.server import EngineServer, EngineSpec
 from slime.errors import EngineError
 from slime.kit.processes import living_members
-from slime.kit.processes.fork_server import Call, ForkServer
+from slime.kit.processes.fork_server import ForkServer
 
 pytestmark = pytest.mark.engine
 
@@ -72,7 +72,7 @@ def test_processes_are_forked_beside_a_variable_that_no_engine_sets(monkeypatch:
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    server = ForkServer(Call("builtins:bool"), env={"OMP_NUM_THREADS": "1"}, log_path=None)
+    server = ForkServer(bool, env={"OMP_NUM_THREADS": "1"}, log_path=None)
     server.start()
     try:
         environ = Path(f"/proc/{server.pid}/environ")

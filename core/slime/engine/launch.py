@@ -89,20 +89,20 @@ def _freeze_gc(keys: EngineKeys, server_args: Any) -> None:
 
 
 def serve_forked(
-    prepared: Literal[True] | None,
     device: str,
     arguments: Sequence[str],
     environment: Mapping[str, str],
     keys: EngineKeys | None,
+    prepared: Literal[True] | None,
 ) -> None:
     """In a process of an `engine_fork_server`: run SGLang's server with its own settings.
 
     Args:
-        prepared: True if `prepare` succeeded before the fork.
         device: What it computes on.
         arguments: SGLang's command line.
         environment: Environment variables to set.
         keys: What its clients must present.
+        prepared: True if `prepare` succeeded before the fork.
     """
     os.environ.update(environment)
     if prepared is None:

@@ -17,14 +17,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from slime.engine.control import EngineControl, EngineKeys
+from slime.engine.launch import prepare, serve_forked
 from slime.engine.ports import LOOPBACK, ReservedPort, http_url, on_interface_of
 from slime.engine.process import SupervisedProcess, launch_child
 from slime.errors import EngineError, SlimeError
-from slime.kit.processes import COLLECT_AFTER, Call, Child, ForkedChild, ForkServer, living_members
+from slime.kit.processes import COLLECT_AFTER, Child, ForkedChild, ForkServer, living_members
 from slime.platform import platform_of
 
 #: on every kind of machine
@@ -134,7 +136,7 @@ def engine_fork_server(spec: EngineSpec, log_path: Path) -> ForkServer:
     """
     # Threads do not survive a fork, and a process whose parent has had some would wait for them: see `serve_forked`.
     environment = {**server_environment(spec), "OMP_NUM_THREADS": "1"}
-    return ForkServer(Call("slime.engine.launch:prepare", (spec.device,)), env=environment, log_path=log_path)
+    return ForkServer(partial(prepare, spec.device), env=environment, log_path=log_path)
 
 
 class Scratch:
@@ -217,8 +219,8 @@ class EngineServer(SupervisedProcess):
             # compiled kernels worth keeping.
             environment = {"TMPDIR": str(self._scratch.path), **environment}
         if self.spec.fork_server is not None:
-            call = Call("slime.engine.launch:serve_forked", (self.spec.device, arguments, environment, self.spec.keys))
-            return ForkedChild(self.spec.fork_server, call, log_path=self.log_path)
+            serve = partial(serve_forked, self.spec.device, arguments, environment, self.spec.keys)
+            return ForkedChild(self.spec.fork_server, serve, log_path=self.log_path)
         keys = None if self.spec.keys is None else asdict(self.spec.keys)
         environment = {**os.environ, **environment}
         arguments = [self.spec.device, *arguments]

@@ -15,13 +15,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from slime.config import RunConfig
 from slime.errors import PluginContractError
 from slime.errors.raised import Raised
-from slime.kit.processes import Call, CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
+from slime.kit.processes import CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
 from slime.observe.timing import BusyClock
 from slime.plugin import Context, Reward, RewardModel, RewardSpec
 from slime.registry.component import LocalComponent
@@ -142,8 +143,8 @@ class IsolatedReward(RewardCaller):
         slot = job.use.slot.replace("[", "").replace("]", "")
         self.pool = WorkerPool(
             component_name,
-            Call(f"{__name__}:build_handler", (job, component_name)),
-            Call(f"{__name__}:import_reward", (job,)),
+            partial(build_handler, job, component_name),
+            partial(import_reward, job),
             size=size,
             timeout_s=timeout_s,
             startup_timeout_s=startup_timeout_s,
@@ -193,7 +194,7 @@ def import_reward(job: RewardJob) -> PluginSet:
     return plugins
 
 
-def build_handler(plugins: PluginSet | None, job: RewardJob, component_name: str) -> Callable[[bytes], Any]:
+def build_handler(job: RewardJob, component_name: str, plugins: PluginSet | None) -> Callable[[bytes], Any]:
     """A function from pickled samples to pickled results."""
     reward = job.build(plugins or job.load_plugins())
 

@@ -16,7 +16,7 @@ from slime.kit.processes.child import (
     kill_group,
     living_members,
 )
-from slime.kit.processes.fork_server import Call, ForkedChild, ForkServer, in_memory_file
+from slime.kit.processes.fork_server import ForkedChild, ForkServer, in_memory_file
 from slime.kit.processes.garbage import COLLECT_AFTER, collect_seldom, keep_out_of_collections, return_freed
 from slime.kit.processes.pool import CallDiedError, CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
 
@@ -26,7 +26,6 @@ Child: TypeAlias = DirectChild | ForkedChild
 __all__ = [
     "COLLECT_AFTER",
     "SHORT_SPINS",
-    "Call",
     "CallDiedError",
     "CallFailedError",
     "CallRaisedError",

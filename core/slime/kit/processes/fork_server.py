@@ -1,17 +1,16 @@
 """Processes that start in milliseconds: one process does the slow imports, the others are forked from it.
 
-    server = ForkServer(Call("package.module:slow_imports"), log_path=...)
+    server = ForkServer(slow_imports, log_path=...)
     server.start()
-    child = ForkedChild(server.address, Call("package.module:work", ("an argument",)), log_path=...)
+    child = ForkedChild(server.address, partial(work, "an argument"), log_path=...)
 
-The function of the server's call runs once; what it returns is the first argument of every child's function. Requests
-may be made from the moment `start` returns, and wait until the imports are done. CPU only: a CUDA context does not
-survive a fork.
+The server's function runs once; what it returns is given to every child's function. Functions and their arguments are
+pickled, so they are looked up by name in the processes. Requests may be made from the moment `start` returns, and wait
+until the imports are done. CPU only: a CUDA context does not survive a fork.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pickle
@@ -20,7 +19,6 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +28,20 @@ from slime.kit.processes.child import DirectChild, kill_group, open_log
 ANSWER_SIZE = 4096
 
 
-@dataclass(frozen=True)
-class Call:
-    """A function for another process to call: `package.module:function`, and arguments that pickle."""
+def pack(function: Callable[..., Any]) -> bytes:
+    """Encode a function for another process, with the arguments that a `partial` binds and this process's import path.
 
-    function: str
-    arguments: tuple[Any, ...] = ()
-
-    def pack(self) -> bytes:
-        """Encode the call, together with this process's import path, for `unpack`."""
-        return pickle.dumps((list(sys.path), self.function, pickle.dumps(self.arguments)))
-
-    def run(self, *first: Any, last: Sequence[Any] = ()) -> Any:
-        """Call it as `function(*first, *arguments, *last)`."""
-        module, _, name = self.function.partition(":")
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return function(*first, *self.arguments, *last)
+    `unpack` decodes it there.
+    """
+    return pickle.dumps((list(sys.path), pickle.dumps(function)))
 
 
-def unpack(content: bytes) -> Call:
-    """Decode a packed call. Sets the import path first, because unpickling the arguments may import modules."""
-    search_path, function, arguments = pickle.loads(content)
+def unpack(content: bytes) -> Callable[..., Any]:
+    """Decode a packed function. Sets the import path first, because unpickling it imports modules."""
+    search_path, function = pickle.loads(content)
     sys.path[:] = search_path
-    return Call(function, pickle.loads(arguments))
+    unpacked: Callable[..., Any] = pickle.loads(function)
+    return unpacked
 
 
 def in_memory_file(content: bytes) -> int:
@@ -67,7 +56,9 @@ def in_memory_file(content: bytes) -> int:
 class ForkServer:
     """The process that others are forked from. It dies with the process that owns this object."""
 
-    def __init__(self, prepare: Call, *, env: Mapping[str, str] | None = None, log_path: Path | None) -> None:
+    def __init__(
+        self, prepare: Callable[[], Any], *, env: Mapping[str, str] | None = None, log_path: Path | None
+    ) -> None:
         """Describe it; `start` starts it.
 
         Args:
@@ -98,7 +89,7 @@ class ForkServer:
     def start(self) -> None:
         """Start it; returns before the imports are done. Raises `OSError`."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        prepare = in_memory_file(self._prepare.pack())
+        prepare = in_memory_file(pack(self._prepare))
         try:
             # The socket's file is reached through this process's descriptor, so that none is left behind.
             with tempfile.TemporaryDirectory(prefix="slime-fork-server-") as folder:
@@ -126,13 +117,15 @@ class ForkServer:
 class ForkedChild:
     """One process forked by the fork server at `address`."""
 
-    def __init__(self, address: Path, call: Call, *, log_path: Path | None, pass_fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self, address: Path, function: Callable[..., Any], *, log_path: Path | None, pass_fds: Sequence[int] = ()
+    ) -> None:
         """Request the process; returns before it has been forked.
 
         Args:
             address: `ForkServer.address`.
-            call: The function to run, after which the process ends. Its first argument is the result of the server's
-                own call, its last ones are the numbers of `pass_fds`.
+            function: What to run, after which the process ends. Called with the result of the server's function, or
+                None where that is not known, and the numbers of `pass_fds`.
             log_path: Where its output goes; None: this process's standard error.
             pass_fds: Descriptors that it inherits.
 
@@ -143,7 +136,7 @@ class ForkedChild:
         self._status: int | None = None
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         log = open_log(log_path)
-        request = in_memory_file(call.pack())
+        request = in_memory_file(pack(function))
         stdin, self._lifeline = os.pipe()
         try:
             self._connection.connect(str(address))

@@ -34,14 +34,14 @@ def main() -> None:
     end_with_parent()
     if sys.argv[1] == "--call":
         request, *descriptors = map(int, sys.argv[2:])
-        unpack(_read(request)).run(None, last=descriptors)
+        unpack(_read(request))(None, *descriptors)
         return
     listener, prepare = map(int, sys.argv[1:])
     os.set_inheritable(listener, False)
     prepared = None
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
-        prepared = unpack(_read(prepare)).run()
+        prepared = unpack(_read(prepare))()
     except BaseException:  # the imports fail again in the children, whose owners get the error
         logging.info("could not import ahead", exc_info=True)
     gc.freeze()  # collections in children leave the shared pages alone
@@ -131,7 +131,7 @@ class _Forker:
             end_with_parent()
             if (numpy := sys.modules.get("numpy")) is not None:
                 numpy.random.seed()  # otherwise all children draw the same numbers; `random` reseeds itself
-            unpack(_read(request)).run(self._prepared, last=passed)
+            unpack(_read(request))(self._prepared, *passed)
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1

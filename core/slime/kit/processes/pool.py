@@ -22,14 +22,16 @@ import itertools
 import logging
 import pickle
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from slime.errors import PluginError, SlimeError, one_line
 from slime.errors.raised import Raised
-from slime.kit.processes.fork_server import Call, ForkServer
+from slime.kit.processes.fork_server import ForkServer
 from slime.kit.processes.frames import Message, MessageKind
+from slime.kit.processes.worker import serve
 from slime.kit.processes.worker_handle import SentCall, WorkerHandle
 
 logger = logging.getLogger(__name__)
@@ -75,8 +77,8 @@ class WorkerPool:
     def __init__(
         self,
         title: str,
-        build: Call,
-        prepare: Call,
+        build: Callable[[Any], Callable[[bytes], Any]],
+        prepare: Callable[[], Any],
         *,
         size: int,
         timeout_s: float,
@@ -89,10 +91,10 @@ class WorkerPool:
 
         Args:
             title: Its name in messages.
-            build: Called in every worker as `function(prepared, *arguments)`; returns the handler, which maps the bytes
-                of a call to those of its answer. Calls overlap if the handler is a coroutine function.
-            prepare: Called once in the process that workers are forked from, for slow imports; `prepared` is its
-                result. If an import has started threads, workers are not forked and `prepared` is None.
+            build: Called in every worker with what `prepare` returned; returns the handler, which maps the bytes of a
+                call to those of its answer. Calls overlap if the handler is a coroutine function.
+            prepare: Called once in the process that workers are forked from, for slow imports. If an import has started
+                threads, workers are not forked, and `build` gets None.
             size: Processes.
             timeout_s: Seconds one call may take.
             startup_timeout_s: Seconds `build` may take.
@@ -105,7 +107,7 @@ class WorkerPool:
         self._title = title
         self._log_stem = log_stem
         self._server = ForkServer(prepare, env=env, log_path=self._log_path(""))
-        self._call = Call("slime.kit.processes.worker:serve", (build, timeout_s))
+        self._program = partial(serve, build, timeout_s)
         self._size = size
         self._max_workers = growth * size
         self._timeout_s = timeout_s
@@ -247,7 +249,7 @@ class WorkerPool:
         worker = WorkerHandle(
             self._title,
             self._server,
-            self._call,
+            self._program,
             self._log_path(f"-{number}"),
             on_answer=self._on_answer,
             on_ready=self._on_ready,

@@ -25,7 +25,6 @@ from typing import Any
 
 from slime.errors import PluginError, SlimeError
 from slime.errors.raised import LOG_FORMAT, Raised
-from slime.kit.processes.fork_server import Call
 from slime.kit.processes.frames import OVERLAP, Message, MessageKind, read_message, receive_message
 
 #: makes a worker write the stacks of all threads to its log, and report which call it is in
@@ -39,13 +38,15 @@ GRACE_S = 1.0
 _CALL: ContextVar[int] = ContextVar("slime_worker_call", default=0)
 
 
-def serve(prepared: Any, build: Call, timeout_s: float, calls_fd: int, answers_fd: int) -> None:
+def serve(
+    build: Callable[[Any], Callable[[bytes], Any]], timeout_s: float, prepared: Any, calls_fd: int, answers_fd: int
+) -> None:
     """Answer calls until no more can arrive.
 
     Args:
-        prepared: What the fork server's own call returned.
-        build: What makes the handler, as `function(prepared, *arguments)`.
+        build: What makes the handler from `prepared`.
         timeout_s: Seconds one call may take.
+        prepared: What the fork server's own function returned.
         calls_fd: A connected stream socket to read calls from.
         answers_fd: Another, to write answers to.
     """
@@ -57,7 +58,7 @@ def serve(prepared: Any, build: Call, timeout_s: float, calls_fd: int, answers_f
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     with contextlib.suppress(ConnectionError):  # the pool closes the sockets whenever it no longer needs the worker
         try:
-            handler = build.run(prepared)
+            handler = build(prepared)
         except BaseException as error:  # the boundary around a plugin's construction, sys.exit() included
             logging.exception("the worker could not be built")
             answers.sendall(Message(MessageKind.NOT_READY, content=pickle.dumps(_known(error))).pack())

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slime.errors import PluginError, SlimeError, one_line
 from slime.kit.processes.child import KILL_S, describe_exit, signal_group
-from slime.kit.processes.fork_server import Call, ForkedChild, ForkServer
+from slime.kit.processes.fork_server import ForkedChild, ForkServer
 from slime.kit.processes.frames import OVERLAP, Message, MessageKind, receive_message
 from slime.kit.processes.worker import TRACE_SIGNAL
 
@@ -45,7 +46,8 @@ class WorkerHandle:
 
     title: str
     server: ForkServer
-    call: Call
+    #: what the process runs: `slime.kit.processes.worker.serve`
+    program: Callable[[Any, int, int], None]
     log_path: Path | None
     on_answer: Callable[[WorkerHandle, Message], None]
     on_ready: Callable[[], None]
@@ -102,7 +104,7 @@ class WorkerHandle:
         self._answers, its_answers = socket.socketpair()
         try:
             fds = (its_calls.fileno(), its_answers.fileno())
-            self._child = ForkedChild(self.server.address, self.call, log_path=self.log_path, pass_fds=fds)
+            self._child = ForkedChild(self.server.address, self.program, log_path=self.log_path, pass_fds=fds)
         except OSError as error:
             self.ending = True
             self.error = PluginError(f"{self.title}: its worker process could not be started: {one_line(error)}")

@@ -7,10 +7,11 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from slime.errors import DataError, SlimeError
-from slime.kit.processes import Call, WorkerPool
+from slime.kit.processes import WorkerPool
 from slime.kit.readers.feed.work import Job, LoadedRow, Work, describe, pack, unpack
 
 #: seconds a job may take, and a worker to start
@@ -59,8 +60,8 @@ class FeedWorkers:
         self._readers = work.readers
         self._pool = WorkerPool(
             "the data workers",
-            Call(f"{__name__}:build_handler", (packed,)),
-            Call(f"{__name__}:import_only"),
+            partial(build_handler, packed),
+            import_only,
             size=count,
             timeout_s=deadline_s,
             startup_timeout_s=deadline_s,
@@ -116,7 +117,7 @@ def import_only() -> None:
     """Nothing: importing this module is what takes time."""
 
 
-def build_handler(_prepared: None, packed: bytes) -> Callable[[bytes], bytes]:
+def build_handler(packed: bytes, _prepared: None) -> Callable[[bytes], bytes]:
     """The function that answers a pickled job with its pickled rows."""
     work: Work = pickle.loads(packed)
     return lambda job: pack(work.perform(pickle.loads(job)))
