@@ -52,6 +52,19 @@ with ending_on_signals():
 child.kill()
 """
 
+#: a process that is forked in the body, without a program of its own, and outlives it
+FORKED = """
+import os, signal, time
+from slime.run.signals import ending_on_signals
+
+with ending_on_signals():
+    if (child := os.fork()) == 0:
+        time.sleep(60)
+        os._exit(0)
+os.kill(child, signal.SIGKILL)
+print("went on")
+"""
+
 
 @pytest.fixture(autouse=True)
 def usual_handlers() -> Iterator[None]:
@@ -210,3 +223,8 @@ def test_a_signal_without_a_name_is_nothing_to_answer() -> None:
         signal.signal(number, before)
     assert describe_exit(-number) == f"was killed by signal {number}"
     assert describe_exit(-signal.SIGSEGV) == "was killed by SIGSEGV"
+
+
+def test_a_forked_process_that_stays_does_not_keep_the_run_from_its_end() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=50)
+    assert done.stdout == "went on\n", done.stderr

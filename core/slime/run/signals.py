@@ -12,26 +12,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import psutil
 
 from slime.errors import TerminatedInterrupt
 
-
-class Terminated(Protocol):
-    """What ends a run on SIGTERM in its own way."""
-
-    @property
-    def accepts(self) -> bool:
-        """Whether it does so now; otherwise SIGTERM interrupts the run like Ctrl-C."""
-
-    def ask(self) -> str:
-        """Begin to; the answer for the user. Called from another thread, for each SIGTERM."""
-
+if TYPE_CHECKING:
+    from slime.run.preemption import Preemption
 
 #: seconds that Ray may take to start after an interruption; on a very busy machine it took 41, and it gives up after 60
 _START_S = 50.0
+#: seconds in which the thread that answers ends; it does not if a process that was forked holds its pipe open, or
+#: while nobody reads what it prints
+_ANSWERING_S = 1.0
 _ANSWERS = (
     "slime: {}: ending the run without saving, which can take a minute; {} twice more ends it at once",
     "slime: still ending the run; {1} once more ends it at once, without cleaning up",
@@ -45,13 +39,13 @@ _INTERRUPTIONS: dict[int, tuple[str, str, int]] = {
 
 
 @contextmanager
-def ending_on_signals(terminated: Terminated | None = None) -> Iterator[threading.Event]:
+def ending_on_signals(preemption: Preemption | None = None) -> Iterator[threading.Event]:
     """In the body, SIGTERM raises a `KeyboardInterrupt`, as Ctrl-C does; the third of either ends all at once.
 
     Only for the main thread.
 
     Args:
-        terminated: While it accepts SIGTERM, it alone answers it.
+        preemption: While it accepts SIGTERM, it alone answers it.
 
     Yields:
         Set once the run was interrupted, also while `uninterrupted` drops what interrupts it.
@@ -62,7 +56,7 @@ def ending_on_signals(terminated: Terminated | None = None) -> Iterator[threadin
     def terminate(signum: int, frame: FrameType | None) -> None:
         nonlocal ended_by_sigterm
         del signum, frame
-        if terminated is None or not terminated.accepts:
+        if preemption is None or not preemption.accepts:
             ended_by_sigterm = True
             raise TerminatedInterrupt
 
@@ -72,7 +66,7 @@ def ending_on_signals(terminated: Terminated | None = None) -> Iterator[threadin
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     earlier = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    arguments = reader, terminated, interrupted
+    arguments = reader, preemption, interrupted
     answering = threading.Thread(target=_answer, args=arguments, name="answer-signals", daemon=True)
     answering.start()
     try:
@@ -86,22 +80,22 @@ def ending_on_signals(terminated: Terminated | None = None) -> Iterator[threadin
         signal.set_wakeup_fd(earlier)
         signal.signal(signal.SIGTERM, before)
         os.close(writer)
-        answering.join()
-        os.close(reader)
+        answering.join(_ANSWERING_S)
 
 
-def _answer(reader: int, terminated: Terminated | None, interrupted: threading.Event) -> None:
+def _answer(reader: int, preemption: Preemption | None, interrupted: threading.Event) -> None:
     """Answer each interruption that is read; the last answer ends the run."""
     answers = iter(_ANSWERS)
-    while numbers := os.read(reader, 1):
-        if numbers[0] == signal.SIGTERM and terminated is not None and terminated.accepts:
-            say(terminated.ask())
-        elif (named := _INTERRUPTIONS.get(numbers[0])) is not None:
-            interrupted.set()
-            answer = next(answers)
-            say(answer.format(*named))
-            if answer is _ANSWERS[-1]:
-                end_at_once(named[-1])
+    with open(reader, "rb", buffering=0) as arriving:
+        while numbers := arriving.read(1):
+            if numbers[0] == signal.SIGTERM and preemption is not None and preemption.accepts:
+                say(preemption.ask())
+            elif (named := _INTERRUPTIONS.get(numbers[0])) is not None:
+                interrupted.set()
+                answer = next(answers)
+                say(answer.format(*named))
+                if answer is _ANSWERS[-1]:
+                    end_at_once(named[-1])
 
 
 def say(answer: str) -> None:
