@@ -71,9 +71,13 @@ class Trouble:
     kind: Literal["ended", "stopped", "hung"]
     #: what is the matter: "has ended"
     what: str
+    #: the whole message, if it was written on another machine
+    written: str | None = None
 
     def describe(self) -> str:
         """The whole message: the process, what is the matter, its stack if it hangs, and its last log lines."""
+        if self.written is not None:
+            return self.written
         part = self.part
         lines = [f"{part.name} (pid {part.pid} on {os.uname().nodename}) {self.what}."]
         if self.kind == "hung":
@@ -161,16 +165,11 @@ class HostWatch:
 
     def _look_at(self, record: _Record, passed_s: float, syncing: bool, at_once: bool) -> Trouble | None:
         part = record.part
-        try:
-            state, computed_s = _state_of(record.process)
-        except (psutil.Error, OSError):
-            state, computed_s = "X", 0.0
+        state, computed_s = _state_of(record.process)
         if state in "ZX":
-            return (
-                None
-                if part.supervised or self._ended_with_server(part)
-                else Trouble(part, "ended", f"has ended: {cause_of_death(part.log)}")
-            )
+            if part.supervised or self._ended_with_server(part):
+                return None
+            return Trouble(part, "ended", f"has ended: {cause_of_death(part.log)}")
         if state == "t":
             return None  # a debugger holds it
         if state == "T":
@@ -221,7 +220,7 @@ class HostWatch:
     def _ended_with_server(self, part: WatchedProcess) -> bool:
         """Whether the HTTP server of this process's engine has ended too, which the engine's supervisor reports."""
         server = None if part.group is None else self._records.get(part.group)
-        return server is not None and (server.process is None or not _runs(server.process))
+        return server is not None and _state_of(server.process)[0] in "ZX"
 
     def _judge_engine(
         self, engine: dict[str, Any], said: dict[str, Any], passed_s: float, syncing: bool
@@ -237,10 +236,7 @@ class HostWatch:
         return None
 
     def _not_answering(self, record: _Record, sign: str, at: float, passed_s: float, question: str) -> Trouble | None:
-        try:
-            state, computed_s = _state_of(record.process)
-        except (psutil.Error, OSError):
-            return None
+        state, computed_s = _state_of(record.process)
         if state in "TtZX":
             return None
         silent = self._silent(record, sign, at, passed_s, computed_s, state)
@@ -263,10 +259,11 @@ class HostWatch:
 
 def _state_of(process: psutil.Process | None) -> tuple[str, float]:
     """The state of its main thread (`T` stopped, `t` held by a debugger, `Z` or `X` ended); its processor time."""
-    if process is None or not process.is_running():
-        return "X", 0.0
-    words = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return words[0], (int(words[11]) + int(words[12])) / _TICKS
+    with contextlib.suppress(psutil.Error, OSError):  # it ends now
+        if process is not None and process.is_running():
+            words = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            return words[0], (int(words[11]) + int(words[12])) / _TICKS
+    return "X", 0.0
 
 
 def _state_of_threads(pid: int) -> str:
@@ -290,13 +287,6 @@ def _computed_by_children(process: psutil.Process | None) -> float:
             with contextlib.suppress(psutil.Error):
                 total += sum(child.cpu_times()[:4])
     return total
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 def _sglang_role(pid: int) -> str | None:

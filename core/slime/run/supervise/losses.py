@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from slime.errors import (
@@ -20,25 +19,17 @@ from slime.errors import (
 PartKind = Literal["ray", "trainer", "engine", "router", "rollout"]
 
 
-@dataclass(frozen=True)
-class Loss:
-    """What follows when a process of one kind has ended or hangs."""
-
-    #: what is raised if it is not restarted
-    error: type[SlimeError]
-    #: with `--use-fault-tolerance`: whether this process alone is started again while the run goes on, or the whole run
-    restarted_alone: bool = False
-
-
-#: Of processes that were lost together, the first of these is named as the cause: without Ray all others end.
-LOSSES: dict[PartKind, Loss] = {
-    "ray": Loss(ClusterError),
-    "trainer": Loss(ProcessDiedError),
-    "engine": Loss(EngineError, restarted_alone=True),
-    "router": Loss(EngineError, restarted_alone=True),
-    "rollout": Loss(ProcessDiedError),
+#: What is raised when a process of this kind has ended or hangs, if it is not restarted. Of processes that were lost
+#: together, the first of these is named as the cause: without Ray all others end.
+LOSSES: dict[PartKind, type[SlimeError]] = {
+    "ray": ClusterError,
+    "trainer": ProcessDiedError,
+    "engine": EngineError,
+    "router": EngineError,
+    "rollout": ProcessDiedError,
 }
-CAUSES: tuple[PartKind, ...] = tuple(LOSSES)
+#: with `--use-fault-tolerance` these alone are started again while the run goes on; for others the whole run is
+RESTARTED_ALONE: frozenset[PartKind] = frozenset(("engine", "router"))
 
 #: errors after which another attempt of the run may end better: a process, a part of Ray, or an answer was lost
 _CURABLE = (ProcessDiedError, ClusterError, EngineError, WeightSyncError, DeadlineError)

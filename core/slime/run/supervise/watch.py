@@ -13,9 +13,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import psutil
 import ray
@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from slime.errors import ClusterError, DeadlineError, SlimeError
 from slime.run.ray_session import RAY_DAEMONS, ray_failure
 from slime.run.supervise.host_watch import HostWatch, Trouble, WatchedProcess
-from slime.run.supervise.losses import CAUSES, LOSSES, PartKind
+from slime.run.supervise.losses import LOSSES, RESTARTED_ALONE, PartKind
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +39,34 @@ _SILENT_S = 3.0
 _STACKS_S = 15.0
 #: a stopped or dead part explains a hung one
 _TROUBLES = ("ended", "stopped", "hung")
-#: a part in trouble, and what makes the message about it
-Found: TypeAlias = tuple[Trouble, Callable[[], str]]
 _NAMES = {"trainer": "trainer rank {}", "engine": "engine {}'s supervisor", "rollout": "the rollout process"}
 #: what a node service starts, and does not outlive: when one of them ends, it ends at once with all of its workers
 _RAY_AGENTS = {
     "ray::DashboardAgent": "Ray's dashboard agent (ray::DashboardAgent)",
     "ray::RuntimeEnvAgent": "Ray's agent for runtime environments (ray::RuntimeEnvAgent)",
 }
+
+
+@dataclass
+class _Node:
+    """Another machine with processes of the run."""
+
+    #: Ray's, and its address
+    id: str
+    address: str
+    #: what watches there
+    actor: Any
+    parts: list[WatchedProcess] = field(default_factory=list)
+    #: the question to it that is open
+    asked: Any = None
+    #: since when the connection to it is lost
+    silent_since: float | None = None
+
+    def lost(self) -> Trouble:
+        """What to report if the watch on it has ended with it. Ray itself may take a minute to notice."""
+        owners = ", ".join(dict.fromkeys(part.owner for part in self.parts)) or "nothing left"
+        name, what = f"node {self.address}", "has ended, or cannot be reached"
+        return Trouble(WatchedProcess(name, "ray", 0), "ended", what, f"{name} {what}. It had {owners}.")
 
 
 class RunWatch:
@@ -56,12 +76,8 @@ class RunWatch:
         """`hang_s`: seconds without a sign of life after which a process counts as hung."""
         self._hang_s = hang_s
         self._here = HostWatch(hang_s)
-        #: Ray's id of another node -> what watches there; its address, and the parts of the run on it
-        self._others: dict[str, Any] = {}
-        self._there: dict[str, tuple[str, list[WatchedProcess]]] = {}
-        self._asked: dict[str, Any] = {}
-        #: nodes to which the connection was lost, and when
-        self._silent: dict[str, float] = {}
+        #: by Ray's id
+        self._others: dict[str, _Node] = {}
         #: what processes will say of themselves: `Worker.identify`
         self._unknown: list[tuple[str, PartKind, Path, Any]] = []
         self._supervisors: list[Callable[[], None]] = []
@@ -105,10 +121,9 @@ class RunWatch:
     def kill(self, owner: str) -> None:
         """SIGKILL what is left of the engine or the router, and watch it no longer: see `HostWatch.kill`."""
         self._here.kill(owner)
-        for actor in self._others.values():
-            actor.kill.remote(owner)
-        for node, (address, parts) in self._there.items():
-            self._there[node] = address, [part for part in parts if part.owner != owner]
+        for node in self._others.values():
+            node.actor.kill.remote(owner)
+            node.parts = [part for part in node.parts if part.owner != owner]
         self._unknown = [entry for entry in self._unknown if not entry[0].startswith(f"{owner}'s ")]
 
     @contextmanager
@@ -129,11 +144,11 @@ class RunWatch:
             check()
         self._meet()
         found = self._look(at_once=False)
-        if self._restart is None or not all(LOSSES[trouble.part.kind].restarted_alone for trouble, _ in found):
+        if self._restart is None or not all(trouble.part.kind in RESTARTED_ALONE for trouble in found):
             self._raise(found)
             return
-        for trouble, describe in found:
-            self._restart(trouble.part.owner, describe)
+        for trouble in found:
+            self._restart(trouble.part.owner, trouble.describe)
 
     def explain(self, *, engines: bool = True, ray_alone: bool = False) -> SlimeError | None:
         """The part in trouble that explains an error, if there is one. A stopped part counts at once.
@@ -143,9 +158,9 @@ class RunWatch:
             ray_alone: Whether only that of Ray can.
         """
         self._meet()
-        found = [one for one in self._look(at_once=True) if not ray_alone or one[0].part.kind == "ray"]
+        found = [one for one in self._look(at_once=True) if not ray_alone or one.part.kind == "ray"]
         try:
-            self._raise([one for one in found if engines or not LOSSES[one[0].part.kind].restarted_alone])
+            self._raise([one for one in found if engines or one.part.kind not in RESTARTED_ALONE])
         except SlimeError as cause:
             return cause
         return None
@@ -153,62 +168,56 @@ class RunWatch:
     def stacks(self, error: DeadlineError) -> str:
         """Where the processes of the run are; first those whose logs an error names, because they have not answered."""
         found = self._here.stacks()
-        asked = [actor.stacks.remote() for actor in self._others.values()]
+        asked = [node.actor.stacks.remote() for node in self._others.values()]
         with suppress(RayError):  # their machine, or Ray, is gone
             ready, _ = ray.wait(asked, num_returns=len(asked), timeout=_STACKS_S) if asked else ([], [])
             found += [one for ref in ready for one in ray.get(ref)]
         found.sort(key=lambda one: f"(log: {one[0].log})" not in str(error))
         return "".join(f"\n{part.name} (pid {part.pid}) is here:\n{stack}" for part, stack in found)
 
-    def _look(self, *, at_once: bool) -> list[Found]:
-        here = self._here.look(syncing=self._syncing, at_once=at_once)
-        return [(trouble, trouble.describe) for trouble in here] + self._ask_others(at_once)
+    def _look(self, *, at_once: bool) -> list[Trouble]:
+        return self._here.look(syncing=self._syncing, at_once=at_once) + self._ask_others(at_once)
 
-    def _ask_others(self, at_once: bool) -> list[Found]:
+    def _ask_others(self, at_once: bool) -> list[Trouble]:
         """The answers to the last questions, or with `at_once` to new ones, of the watches on other machines."""
-        found = [one for node in [*self._others] for one in self._answer(node, at_once)]
-        while at_once and self._silent and not found:  # the nodes may be lost, which would explain the error
-            time.sleep(LOOK_S)
-            found = [one for node in [*self._silent] for one in self._answer(node, at_once)]
+        found = [one for node in self._others.values() for one in self._answer(node, at_once)]
+        while at_once and not found:
+            silent = [node for node in self._others.values() if node.silent_since is not None]
+            if not silent:
+                break
+            time.sleep(LOOK_S)  # the nodes may be lost, which would explain the error
+            found = [one for node in silent for one in self._answer(node, at_once)]
         return found
 
-    def _answer(self, node: str, at_once: bool) -> list[Found]:
-        asked = self._asked.pop(node, None)
+    def _answer(self, node: _Node, at_once: bool) -> list[Trouble]:
+        asked, node.asked = node.asked, None
         if asked is None or at_once:
-            asked = self._others[node].look_and_describe.remote(self._syncing, at_once)
+            asked = node.actor.look_and_describe.remote(self._syncing, at_once)
         ready, _ = ray.wait([asked], timeout=_ANSWER_S if at_once else 0)
         try:
             if ready:
-                found: list[Found] = [(trouble, partial(str, text)) for trouble, text in ray.get(asked)]
-                self._silent.pop(node, None)
+                found: list[Trouble] = ray.get(asked)
+                node.silent_since = None
                 return found
-            self._asked[node] = asked
+            node.asked = asked
         except ActorUnavailableError:  # a connection broke; the next question makes another
-            self._silent.setdefault(node, time.monotonic())
+            if node.silent_since is None:
+                node.silent_since = time.monotonic()
         except RayActorError:
-            if not any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node):
-                return [self._lost_node(node)]
+            if not any(one["Alive"] for one in ray.nodes() if one["NodeID"] == node.id):
+                return [node.lost()]
             self._watch_again(node)
         except RayError:
             pass
-        now = time.monotonic()
-        return [self._lost_node(node)] if now - self._silent.get(node, now) > _SILENT_S else []
+        lost = node.silent_since is not None and time.monotonic() - node.silent_since > _SILENT_S
+        return [node.lost()] if lost else []
 
-    def _lost_node(self, node: str) -> Found:
-        """A node with which the watch on it has ended. Ray itself may take a minute to notice."""
-        address, parts = self._there[node]
-        owners = ", ".join(dict.fromkeys(part.owner for part in parts)) or "nothing left"
-        part, what = WatchedProcess(f"node {address}", "ray", 0), "has ended, or cannot be reached"
-        return Trouble(part, "ended", what), partial(str, f"{part.name} {what}. It had {owners}.")
-
-    def _watch_again(self, node: str) -> None:
+    def _watch_again(self, node: _Node) -> None:
         """Start the watch on a node that is there, whose own process has ended."""
-        address, parts = self._there[node]
-        logger.warning("the watch on node %s has ended, and is started again", address)
-        self._silent.pop(node, None)
-        self._others[node] = self._start_watch(node)
-        for part in parts:
-            self._others[node].add.remote(part)
+        logger.warning("the watch on node %s has ended, and is started again", node.address)
+        node.silent_since, node.actor = None, self._start_watch(node.id)
+        for part in node.parts:
+            node.actor.add.remote(part)
 
     def _meet(self) -> None:
         """Begin to watch the workers that have said which process they are."""
@@ -229,43 +238,42 @@ class RunWatch:
             self._here.add(part)
             return
         if node not in self._others:
-            self._others[node] = self._start_watch(node)
             [address] = [one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == node]
-            self._there[node] = address, []
-        self._others[node].add.remote(part)
-        self._there[node][1].append(part)
+            self._others[node] = _Node(node, address, self._start_watch(node))
+        self._others[node].actor.add.remote(part)
+        self._others[node].parts.append(part)
 
     def _start_watch(self, node: str) -> Any:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = ray.remote(RemoteWatch).options(num_cpus=0, scheduling_strategy=there)
         return actor.remote(self._hang_s, os.getcwd())
 
-    def _raise(self, found: Sequence[Found]) -> None:
+    def _raise(self, found: Sequence[Trouble]) -> None:
         if not found:
             return
-        trouble, describe = min(found, key=_how_late)
+        trouble = min(found, key=_how_late)
         if trouble.part in self._own_ray and trouble.kind == "stopped":
             with suppress(ProcessLookupError):
                 os.kill(trouble.part.pid, signal.SIGKILL)  # leaving Ray would wait for it for ever
         # Agents end with their node service, and may be seen before it.
         if trouble.part in self._own_ray and trouble.kind == "ended" and (failure := ray_failure(killed=True)):
             raise ClusterError(failure)
-        others = [other.part.name for other, _ in found if other is not trouble]
+        others = [other.part.name for other in found if other is not trouble]
         note = f"\nAlso in trouble: {', '.join(others)}." if others else ""
-        raise LOSSES[trouble.part.kind].error(describe() + note)
+        raise LOSSES[trouble.part.kind](trouble.describe() + note)
 
     def close(self) -> None:
         """Stop watching."""
-        for actor in self._others.values():
-            ray.kill(actor)
-        self._others, self._asked, self._silent, self._unknown = {}, {}, {}, []
+        for node in self._others.values():
+            ray.kill(node.actor)
+        self._others, self._unknown = {}, []
         self._here = HostWatch(self._hang_s)
 
 
-def _how_late(found: Found) -> tuple[int, int, bool]:
+def _how_late(trouble: Trouble) -> tuple[int, int, bool]:
     """Sorts parts in trouble by which of them most likely caused the rest."""
-    part = found[0].part
-    return _TROUBLES.index(found[0].kind), CAUSES.index(part.kind), part.name not in _RAY_AGENTS.values()
+    part = trouble.part
+    return _TROUBLES.index(trouble.kind), [*LOSSES].index(part.kind), part.name not in _RAY_AGENTS.values()
 
 
 def _parts_of_ray(process: psutil.Process) -> Iterator[WatchedProcess]:
@@ -292,6 +300,6 @@ class RemoteWatch(HostWatch):
         for of_ray in _parts_of_ray(psutil.Process(os.getppid())):
             super().add(of_ray)
 
-    def look_and_describe(self, syncing: bool, at_once: bool) -> list[tuple[Trouble, str]]:
-        """What is wrong, and the message for each, which only this machine can write."""
-        return [(trouble, trouble.describe()) for trouble in self.look(syncing=syncing, at_once=at_once)]
+    def look_and_describe(self, syncing: bool, at_once: bool) -> list[Trouble]:
+        """What is wrong, with the message for each, which only this machine can write."""
+        return [replace(one, written=one.describe()) for one in self.look(syncing=syncing, at_once=at_once)]
