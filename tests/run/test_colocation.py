@@ -85,7 +85,7 @@ class Turns(ColocatedRun):
         self._saver: Any = None
         self.reported: list[dict[str, float]] = []
         self.observer: Any = SimpleNamespace(step_finished=lambda _, metrics: self.reported.append(metrics))
-        self._retention: Any = SimpleNamespace(by_step=False)
+        self._retention: Any = SimpleNamespace(step_finished=lambda *_: None)
         self._token_log: Any = SimpleNamespace(finish=lambda: None)
 
     def _send_weights(self) -> None:

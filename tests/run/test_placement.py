@@ -164,7 +164,7 @@ def test_a_node_that_is_waited_for_and_comes_back_is_named(
 ) -> None:
     cluster = FakeRay(monkeypatch)
     cluster.nodes, there = [8], {"10.0.0.1"}
-    monkeypatch.setattr(placement, "node_addresses", lambda: {*there})
+    monkeypatch.setattr(placement, "live_nodes", lambda: {*there})
 
     def comes_back(_: float) -> None:
         cluster.nodes = [8, 8]

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime.config import RunConfig
 from slime.errors import ClusterError, ConfigError, DeadlineError
-from slime.run.ray_session import node_addresses, node_devices
+from slime.run.ray_session import live_nodes, node_devices
 
 logger = logging.getLogger(__name__)
 
@@ -260,12 +260,12 @@ def _devices(demand: Demand, wait_s: float) -> list[int]:
             if time.monotonic() >= deadline:
                 raise
             if there is None:
-                there = node_addresses()
+                there = live_nodes()
                 logger.warning("waiting for a node for at most %.0f s: %s", wait_s, error)
             time.sleep(_DEVICES_S)
         else:
             if there is not None:
-                joined = ", ".join(sorted(node_addresses() - there))
+                joined = ", ".join(sorted(live_nodes() - there))
                 logger.warning("%s; the run starts", f"joined the cluster: {joined}" if joined else "there is room now")
             return nodes
 

@@ -362,11 +362,6 @@ def node_devices(resource: str) -> list[int]:
     return [int(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["Alive"]]
 
 
-def node_addresses() -> set[str]:
-    """Those of the nodes that are in the Ray cluster now."""
-    return {str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"]}
-
-
 def devices_at(address: str, resource: str) -> list[int]:
     """`node_devices` of the Ray cluster at an address, without joining it. Raises `ConnectionError`."""
     _require_reachable(address)

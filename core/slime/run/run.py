@@ -495,5 +495,4 @@ class Run:
         self.observer.step_finished(rollout.number, metrics)
         if rollout.number + 1 == self.config.num_rollout:
             self._token_log.finish()
-        if self._retention.by_step:
-            self._retention.step_finished(rollout.number, with_prefix(metrics))
+        self._retention.step_finished(rollout.number, with_prefix(metrics))

@@ -142,9 +142,9 @@ def signal_group(group: int) -> list[int]:
     return members
 
 
-def kill_group(group: int, timeout_s: float = KILL_S) -> list[int]:
-    """SIGKILL every process of `group` and wait until they are gone; returns what is left after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
+def kill_group(group: int) -> list[int]:
+    """SIGKILL every process of `group` and wait until they are gone; returns what is left after `KILL_S`."""
+    deadline = time.monotonic() + KILL_S
     while members := signal_group(group):
         if time.monotonic() > deadline:
             return members

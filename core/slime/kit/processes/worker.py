@@ -26,9 +26,8 @@ from typing import Any
 from slime.errors import PluginError, SlimeError
 from slime.errors.raised import LOG_FORMAT, Raised
 from slime.kit.processes.frames import OVERLAP, Message, MessageKind, read_message, receive_message
+from slime.kit.processes.pulse import STACK_SIGNAL
 
-#: makes a worker write the stacks of all threads to its log, and report which call it is in
-TRACE_SIGNAL = signal.SIGUSR2
 #: seconds between two checks of the deadlines of overlapping calls, at most
 TICK_S = 0.1
 #: seconds a cancelled call may take to end before its time-out is reported
@@ -54,7 +53,7 @@ def serve(
         os.set_inheritable(fd, False)  # programs that the handler starts do not get it
     calls, answers = socket.socket(fileno=calls_fd), socket.socket(fileno=answers_fd)
     faulthandler.enable()
-    _answer_trace_signal(answers)
+    _answer_stack_signal(answers)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     with contextlib.suppress(ConnectionError):  # the pool closes the sockets whenever it no longer needs the worker
         try:
@@ -78,13 +77,15 @@ def _known(error: BaseException) -> SlimeError:
     return PluginError(f"a worker process could not be built: {Raised.of(error)}")
 
 
-def _answer_trace_signal(answers: socket.socket) -> None:
+def _answer_stack_signal(answers: socket.socket) -> None:
+    """On `STACK_SIGNAL`, also report which call the worker is in."""
+
     def report(*_: object) -> None:
         answers.send(Message(MessageKind.INSIDE, _CALL.get()).pack())
 
     # faulthandler writes even while C code keeps Python from running, and then lets Python run `report`, if it can.
-    signal.signal(TRACE_SIGNAL, report)
-    faulthandler.register(TRACE_SIGNAL, all_threads=True, chain=True)
+    signal.signal(STACK_SIGNAL, report)
+    faulthandler.register(STACK_SIGNAL, all_threads=True, chain=True)
 
 
 def _serve_one_by_one(handler: Callable[[bytes], bytes], calls: socket.socket, answers: socket.socket) -> None:

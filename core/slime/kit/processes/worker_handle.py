@@ -18,7 +18,7 @@ from slime.errors import PluginError, SlimeError, one_line
 from slime.kit.processes.child import KILL_S, describe_exit, signal_group
 from slime.kit.processes.fork_server import ForkedChild, ForkServer
 from slime.kit.processes.frames import OVERLAP, Message, MessageKind, receive_message
-from slime.kit.processes.worker import TRACE_SIGNAL
+from slime.kit.processes.pulse import STACK_SIGNAL
 
 #: a worker is replaced after this many time-outs: what the calls left behind may slow it down
 WORN_OUT = 8
@@ -220,7 +220,7 @@ class WorkerHandle:
         self.ending = self.overdue = True
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, TRACE_SIGNAL)
+                os.kill(self.pid, STACK_SIGNAL)
                 await asyncio.wait({self._inside}, timeout=TRACE_S)
                 os.killpg(self.pid, signal.SIGKILL)
         self.end()

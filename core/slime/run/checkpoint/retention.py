@@ -63,7 +63,7 @@ class Retention:
         #: from the step of a row to its checkpoint: evaluations are numbered as checkpoints are, rollouts from 0
         self._shift = 0 if self._metric.startswith("eval/") else 1
         #: whether the metric is reported with each step
-        self.by_step = bool(self._metric) and self._shift == 1
+        self._by_step = bool(self._metric) and self._shift == 1
         self._scores: dict[int, float] = {}
         #: the checkpoint that the run continues, and those that it has written itself
         self._continued, self._own = -1, set[int]()
@@ -100,7 +100,8 @@ class Retention:
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of one step, by the names of metrics.jsonl."""
-        self._report(step + 1, metrics)
+        if self._by_step:
+            self._report(step + 1, metrics)
 
     def evaluated(self, done: int, metrics: Mapping[str, float]) -> None:
         """The metrics of the evaluation after `done` rollouts."""
