@@ -327,11 +327,6 @@ def _require(value: Any, keys: set[str], what: str) -> None:
         raise CheckpointError(f"{what} lacks {', '.join(sorted(missing))}.")
 
 
-def _check_json(path: Path) -> None:
-    if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
-        raise ValueError("expected a JSON object")
-
-
 def _check_archive(path: Path) -> None:
     """What `torch.save` writes is a zip archive with a checksum for each entry."""
     with zipfile.ZipFile(path) as archive:
@@ -370,8 +365,8 @@ def _check_pickle(path: Path) -> None:
 
 
 #: by name, of the files that Megatron's format has in each folder; the rest are tensors
-_CHECKS: dict[str, Callable[[Path], None]] = {
-    "metadata.json": _check_json,
+_CHECKS: dict[str, Callable[[Path], object]] = {
+    "metadata.json": read_json_object,
     "common.pt": _check_archive,
     ".metadata": _check_pickle,
 }

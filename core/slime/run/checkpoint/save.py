@@ -39,6 +39,7 @@ from slime.run.checkpoint.read import (
     checkpoints_in,
     data_order,
     describe_model,
+    number_of,
     read_checkpoint,
     standing,
 )
@@ -171,7 +172,7 @@ class CheckpointWriter:
 
     def saved(self) -> list[int]:
         """The checkpoints in the folder, by their numbers of rollouts done."""
-        numbers = (int(path.name.removeprefix("rollout_")) for path in checkpoints_in(self._root))
+        numbers = (number_of(path.name) for path in checkpoints_in(self._root))
         # A link is not the run's: somebody keeps something there.
         return [number for number in numbers if (path := standing(self._final(number))) and not path.is_symlink()]
 
