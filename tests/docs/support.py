@@ -38,8 +38,11 @@ LAYOUT_TESTS = {
     "checkpoints are continued under another layout": (
         "tests/train/test_checkpoint_io.py::test_loading_continues_exactly"
     ),
-    "whole runs with two tensor-parallel or pipeline ranks": (
-        "tests/integration/test_runs.py::test_the_loop_runs_on_two_ranks"
+    "whole runs with two tensor-parallel ranks": (
+        "tests/integration/test_without_shops.py::test_a_run_of_two_ranks_without_all_of_them_trains_and_is_profiled"
+    ),
+    "whole runs with two pipeline stages": (
+        "tests/integration/test_nodes.py::test_two_stages_on_one_machine_send_their_weights_and_are_profiled"
     ),
     "LoRA under tensor, sequence, pipeline, context and data parallelism": (
         "tests/train/test_lora.py::test_loss_gradients_and_merged_weights_equal_pefts_formula"

@@ -3,6 +3,8 @@ with an engine each, one of them behind a slow link, lost, or cut off."""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import re
 import time
@@ -39,8 +41,8 @@ def nodes() -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture
-def train_on(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..., SlimeRun]]:
+@contextlib.contextmanager
+def starting_on(folder: Path, model: Path, data: Path) -> Iterator[Start]:
     """Starts `slime train` on the first node of a cluster, or on this machine if that is None."""
     started: list[SlimeRun] = []
 
@@ -49,17 +51,34 @@ def train_on(tmp_path: Path, model: Path, data: Path) -> Iterator[Callable[..., 
         words += ["--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--rollout-max-response-len", "8"]
         words += ["--advantage-estimator", "grpo", "--reward", "exact_match", "--entropy-coef", "0.1", "--lr", "1e-3"]
         words += ["--sglang-max-total-tokens", "16384", "--startup-timeout-s", "400", *flags]
-        log, prefix, variables = tmp_path / f"{name}.log", [], {}
+        log, prefix, variables = folder / f"{name}.log", [], {}
         if where is not None:
             words += ["--ray-address", where.address]
-            prefix, variables = where.nodes[0].command(folder=tmp_path), where.nodes[0].own_variables
-        process, mark = launch(words, tmp_path, log, prefix=prefix, **variables)
-        started.append(run := SlimeRun(tmp_path, process, mark, log, name))
+            prefix, variables = where.nodes[0].command(folder=folder), where.nodes[0].own_variables
+        process, mark = launch(words, folder, log, prefix=prefix, **variables)
+        started.append(run := SlimeRun(folder, process, mark, log, name))
         return run
 
-    yield start
-    for run in started:
-        kill_marked(run.mark)
+    try:
+        yield start
+    finally:
+        for run in started:
+            kill_marked(run.mark)
+
+
+@pytest.fixture
+def train_on(tmp_path: Path, model: Path, data: Path) -> Iterator[Start]:
+    """Starts runs in the test's folder; see `starting_on`."""
+    with starting_on(tmp_path, model, data) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Iterator[SlimeRun]:
+    """The same run on one machine, which has ended."""
+    profiled = ("--profile-steps", "1", "--profile-ranks", "1")
+    with starting_on(tmp_path_factory.mktemp("one"), model, data) as start:
+        yield run_alone(start, LAYOUT, "--update-weight-transport", "distributed", *profiled)
 
 
 def samples_of(run: SlimeRun, rollout: int) -> list[tuple[str, str, float]]:
@@ -91,16 +110,32 @@ def left_on(where: Cluster) -> list[str]:
         time.sleep(0.5)
 
 
-def run_alone(train_on: Start, layout: Sequence[str] = LAYOUT) -> SlimeRun:
-    run = train_on(None, "--deterministic", "--num-rollout", "2", "--save-hf", "one", name="one", layout=layout)
+def run_alone(train_on: Start, layout: Sequence[str], *flags: str) -> SlimeRun:
+    same = ("--deterministic", "--num-rollout", "2", "--check-weight-update-equal", "--save-hf", "one")
+    run = train_on(None, *same, *flags, name="one", layout=layout)
     assert run.wait() == 0, run.output
     return run
 
 
 @pytest.mark.slow
+@pytest.mark.row("L4")
+def test_two_stages_on_one_machine_send_their_weights_and_are_profiled(one: SlimeRun) -> None:
+    assert one.left_over() == []
+    traces = sorted((one.run_dir / "profiles").iterdir())
+    names = ["step-000001-engine-0-TP-0", "step-000001-engine-0-TP-1", "step-000001-trainer-1"]
+    assert [path.name.partition(".")[0] for path in traces] == names
+    assert all("aten::mm" in gzip.decompress(path.read_bytes()).decode() for path in traces)
+    for row in one.steps():
+        sizes = [row[f"perf/sync/stage{stage}_bytes"] for stage in range(2)]
+        assert min(sizes) > 0 and sum(sizes) == row["synced_bytes"]
+        assert row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4
+
+
+@pytest.mark.slow
 @pytest.mark.row("N7")
-def test_a_run_over_two_nodes_computes_what_one_machine_computes(nodes: Cluster, train_on: Start) -> None:
-    one = run_alone(train_on)
+def test_a_run_over_two_nodes_computes_what_one_machine_computes(
+    nodes: Cluster, one: SlimeRun, train_on: Start
+) -> None:
     two = train_on(
         nodes, "--deterministic", "--num-rollout", "2", "--check-weight-update-equal", "--save-hf", "two", name="two"
     )
@@ -159,8 +194,9 @@ def test_a_lost_server_and_a_lost_node_are_named_and_the_run_goes_on(nodes: Clus
 @pytest.mark.nightly
 @pytest.mark.row("N7")
 @pytest.mark.parametrize("transport", ["tensor", "disk"])
-def test_colocated_over_two_nodes_the_run_computes_the_same(nodes: Cluster, train_on: Start, transport: str) -> None:
-    one = run_alone(train_on)
+def test_colocated_over_two_nodes_the_run_computes_the_same(
+    nodes: Cluster, one: SlimeRun, train_on: Start, transport: str
+) -> None:
     turns = ("--colocate", "--update-weight-transport", transport, "--check-weight-update-equal")
     two = train_on(nodes, *turns, "--deterministic", "--num-rollout", "2", "--save-hf", "two", name="two")
     assert two.wait(400) == 0, two.output
@@ -169,8 +205,7 @@ def test_colocated_over_two_nodes_the_run_computes_the_same(nodes: Cluster, trai
 
 @pytest.mark.nightly
 @pytest.mark.row("N7")
-def test_deltas_reach_the_copies_on_both_nodes_of_an_engine(nodes: Cluster, train_on: Start) -> None:
-    one = run_alone(train_on)
+def test_deltas_reach_the_copies_on_both_nodes_of_an_engine(nodes: Cluster, one: SlimeRun, train_on: Start) -> None:
     deltas = ("--update-weight-transport", "disk", "--disk-delta", "--check-weight-update-equal")
     two = train_on(nodes, *deltas, "--deterministic", "--num-rollout", "2", "--save-hf", "two", name="two")
     assert two.wait(400) == 0, two.output
@@ -181,8 +216,7 @@ def test_deltas_reach_the_copies_on_both_nodes_of_an_engine(nodes: Cluster, trai
 
 @pytest.mark.nightly
 @pytest.mark.row("N7")
-def test_over_ipv6_alone_the_run_computes_the_same(train_on: Start) -> None:
-    one = run_alone(train_on)
+def test_over_ipv6_alone_the_run_computes_the_same(one: SlimeRun, train_on: Start) -> None:
     with cluster([1, 1], ipv6=True) as two_nodes:
         two = train_on(two_nodes, "--deterministic", "--num-rollout", "2", "--save-hf", "two", name="two")
         assert two.wait(400) == 0, two.output

@@ -45,20 +45,28 @@ def keep_all(args, groups):
 
 
 @pytest.mark.row("N6")
-def test_ranks_of_two_stages_fetch_the_experts_of_their_layers(slime_train: Start, tmp_path: Path) -> None:
+@pytest.mark.row("N7")
+def test_ranks_of_two_stages_fetch_the_experts_of_their_layers_and_send_what_changed(
+    slime_train: Start, tmp_path: Path
+) -> None:
     model = make_tiny_model(tmp_path / "model", "qwen3_moe", seed=0)
     (tmp_path / "witness.py").write_text(WITNESS)
     run = slime_train(
         "--hf-checkpoint", str(model), "--num-rollout", "2", "--use-rollout-routing-replay",
         "--actor-num-gpus-per-node", "2", "--pipeline-model-parallel-size", "2",
         "--decoder-first-pipeline-num-layers", "2", "--rollout-sample-filter-path", "witness.py:keep_all",
+        "--update-weight-transport", "disk", "--disk-delta", "--check-weight-update-equal",
     )  # fmt: skip
     assert run.wait() == 0, run.output
+    assert run.left_over() == []
     layers, shapes, parts = json.loads((tmp_path / "witness.json").read_text())
     assert layers == [[0, 1], [2]]
     assert [shape[1:] for shape in shapes] == [[3, 2]] * 8
     assert parts == [[[shape[0], 2, 2], [shape[0], 1, 2]] for shape in shapes]
-    assert all(row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4 for row in run.steps())
+    for row in run.steps():
+        assert row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4
+        assert min(row["perf/sync/stage0_bytes"], row["perf/sync/stage1_bytes"]) > 0
+        assert 0 < row["perf/sync/changed_share"] <= 1
 
 
 @pytest.mark.row("N6")

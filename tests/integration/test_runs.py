@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
@@ -316,37 +315,3 @@ def test_supervised_fine_tuning_starts_no_engine_and_lowers_the_loss(slime_train
     assert losses[-1] < losses[0]
     assert not list((run.run_dir / "logs").glob("engine-*"))
     assert not (run.run_dir / "logs" / "router.log").exists()
-
-
-PIPELINE = "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 2"
-LAYOUTS = {
-    "tensor": "--tensor-model-parallel-size 2 --update-weight-transport tensor",
-    "pipeline": f"{PIPELINE} --update-weight-transport distributed",
-    "pipeline, deltas": f"{PIPELINE} --update-weight-transport disk --disk-delta",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.row("L4")
-def test_the_loop_runs_on_two_ranks(slime_train: Start, layout: str) -> None:
-    run = slime_train(
-        "--num-rollout", "2", "--actor-num-gpus-per-node", "2", "--check-weight-update-equal",
-        *LAYOUTS[layout].split(),
-        "--profile-steps", "1", "--profile-ranks", "1",
-    )  # fmt: skip
-    assert run.wait() == 0, run.output
-    traces = sorted((run.run_dir / "profiles").iterdir())
-    assert [path.name.partition(".")[0] for path in traces] == ["step-000001-engine-0-TP-0", "step-000001-trainer-1"]
-    assert all("aten::mm" in gzip.decompress(path.read_bytes()).decode() for path in traces)
-    assert run.left_over() == []
-    by_stage = [
-        [row[f"perf/sync/stage{stage}_bytes"] for stage in range(2)]
-        for row in run.steps()
-        if "perf/sync/slowest_stage" in row
-    ]
-    assert bool(by_stage) == (PIPELINE in LAYOUTS[layout])
-    for row, sizes in zip(run.steps(), by_stage, strict=False):
-        assert min(sizes) > 0
-        assert sum(sizes) == row["synced_bytes"] or "perf/sync/changed_share" in row
-    assert all(row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4 for row in run.steps())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
@@ -46,7 +47,6 @@ def slime(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("shop", SHOPS)
 def test_without_one_package_the_others_work_and_it_is_named(without: Callable[..., None], shop: str) -> None:
     without(shop)
-    assert slime("--help").returncode == 0
     listed = slime("plugins")
     assert listed.returncode == 0, listed.stderr
     assert shop.removeprefix("slime_") not in [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
@@ -58,13 +58,28 @@ def test_without_one_package_the_others_work_and_it_is_named(without: Callable[.
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_a_run_without_all_of_them_trains(without: Callable[..., None], slime_train: Start) -> None:
+@pytest.mark.row("L4")
+@pytest.mark.row("L10")
+def test_a_run_of_two_ranks_without_all_of_them_trains_and_is_profiled(
+    without: Callable[..., None], slime_train: Start
+) -> None:
     without(*SHOPS)
-    run = slime_train("--num-rollout", "2")
+    assert slime("--help").returncode == 0
+    run = slime_train(
+        "--num-rollout", "2", "--actor-num-gpus-per-node", "2", "--tensor-model-parallel-size", "2",
+        "--update-weight-transport", "tensor", "--check-weight-update-equal",
+        "--profile-steps", "1", "--profile-ranks", "1",
+    )  # fmt: skip
     assert run.wait() == 0, run.output
-    assert len(run.steps()) == 2
+    assert run.left_over() == []
     assert not (run.run_dir / "report.html").exists()
     assert "report.html" not in run.output and "warning" not in run.output
+    traces = sorted((run.run_dir / "profiles").iterdir())
+    assert [path.name.partition(".")[0] for path in traces] == ["step-000001-engine-0-TP-0", "step-000001-trainer-1"]
+    assert all("aten::mm" in gzip.decompress(path.read_bytes()).decode() for path in traces)
+    assert len(steps := run.steps()) == 2
+    assert not any("perf/sync/slowest_stage" in row for row in steps)
+    assert all(row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4 for row in steps)
 
 
 @pytest.mark.slow
