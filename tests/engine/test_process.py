@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import wait_until
 
 from slime.engine.process import SupervisedProcess
 from slime.errors import DeadlineError, EngineError
@@ -43,13 +44,6 @@ def child(tmp_path: Path) -> Callable[[str], SupervisedProcess]:
         return Program([sys.executable, "-c", textwrap.dedent(program)], tmp_path / "child.log")
 
     return make
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def test_a_process_that_ends_before_it_is_ready_shows_exit_code_and_last_lines(

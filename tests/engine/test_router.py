@@ -13,6 +13,7 @@ import orjson
 import pytest
 from tests.engine.conftest import FaultyEngine
 from tests.support.engines import READY_S, cpu_engine, running
+from tests.support.waiting import wait_until
 
 from slime.engine.client import HttpPolicyClient
 from slime.engine.router import RouterServer
@@ -204,10 +205,7 @@ def test_an_engine_that_is_not_ready_yet_is_used_once_it_is(
         for _ in range(2):  # the second time the router has been told
             front.use([first, late])
         faulty_engine(lambda _: None, port=closed_port)
-        deadline = time.monotonic() + READY_S
-        while {one["url"] for one in front.workers() if one["is_healthy"]} != {first, late}:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: {one["url"] for one in front.workers() if one["is_healthy"]} == {first, late}, READY_S)
 
 
 def test_a_router_in_front_of_a_missing_engine_is_not_ready(closed_port: int, tmp_path: Path) -> None:

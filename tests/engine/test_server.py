@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.support.engines import READY_S, cpu_engine, running
+from tests.support.waiting import wait_until
 
 from slime.engine.server import EngineServer, EngineSpec
 from slime.errors import EngineError
@@ -23,13 +23,6 @@ from slime.kit.processes import living_members
 from slime.kit.processes.fork_server import ForkServer
 
 pytestmark = pytest.mark.engine
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.05)
 
 
 def scheduler_of(server: EngineServer) -> psutil.Process:

@@ -17,6 +17,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 from plugins.viewer.tests.conftest import Serve, Served
 from plugins.viewer.tests.making import GROUPS, SAMPLES, add_step, make_run, rising
+from tests.support.waiting import wait_until
 
 from slime.cli.main import main
 from slime.errors import ConfigError, DataError
@@ -169,10 +170,7 @@ def test_what_a_run_writes_is_seen_while_it_goes_on(serve: Serve, tmp_path: Path
     add_step(folder, writer, 1)
     writer.close()
     one.wait(27)
-    deadline = time.monotonic() + 60
-    while one.ask("series", run=0, names="train/kl")["steps"] != [0, 1]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: one.ask("series", run=0, names="train/kl")["steps"] == [0, 1])
     assert one.ask("state")["version"] != before
 
 
@@ -197,10 +195,7 @@ def test_whatever_fails_while_looking_is_told_and_tried_again(
 
     monkeypatch.setattr(server_module, "progress", progress)
     one = serve(folder)
-    deadline = time.monotonic() + 60
-    while one.ask("run")["problems"] != ["RecursionError: injected"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: one.ask("run")["problems"] == ["RecursionError: injected"])
     failing.clear()
     one.wait(15)
 
