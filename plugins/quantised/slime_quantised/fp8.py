@@ -132,11 +132,6 @@ class Fp8:
                 "--sglang-speculative-algorithm: the weights of the draft model are not quantised, and engines would"
                 " expect that. Drop it or --rollout-quantization"
             )
-        if int(options.get("ep_size") or 1) > 1:
-            yield (
-                f"--sglang-ep-size {options['ep_size']} with --rollout-quantization fp8: SGLang did not hold the"
-                " experts that it was sent when this was tried. Drop it: ranks then divide every expert"
-            )
         joined: dict[str, list[Rule]] = {}
         for rule in self.rules.values():
             joined.setdefault(rule.engine, []).append(rule)
@@ -177,9 +172,11 @@ def refuse_unfit(capability: tuple[int, int]) -> None:
 
 def _ranks(rule: Rule, options: Mapping[str, Any], tp_size: int) -> int:
     """The ranks of an engine that divide a rule's tensors."""
-    if rule.expert is None and ".self_attention." in rule.megatron and options.get("enable_dp_attention"):
+    if rule.expert is not None:
+        return max(1, tp_size // int(options.get("ep_size") or 1))
+    if ".self_attention." in rule.megatron and options.get("enable_dp_attention"):
         return max(1, tp_size // int(options.get("dp_size") or 1))
-    if rule.expert is None and ".mlp.linear_fc" in rule.megatron:
+    if ".mlp.linear_fc" in rule.megatron:
         return int(options.get("moe_dense_tp_size") or tp_size)
     return tp_size
 

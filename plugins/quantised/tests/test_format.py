@@ -99,6 +99,7 @@ def test_experts_are_divided_whatever_attention_does(model_folder: Folders) -> N
     options = {"enable_dp_attention": True, "dp_size": 2, "moe_dense_tp_size": 1}
     [problem] = Fp8(model).problems(options, tp_size=2, compared=False)
     assert "experts.*.gate_proj.weight has 128 rows, 64 in a part" in problem
+    assert not list(Fp8(model).problems({**options, "ep_size": 2}, tp_size=2, compared=False)), "a rank has whole ones"
 
 
 def test_scales_that_do_not_follow_their_weight_are_an_error(model_folder: Folders) -> None:
@@ -127,12 +128,11 @@ def test_runs_that_cannot_have_quantised_engines_are_refused(model_folder: Folde
         Fp8(read_architecture(other))
     assert quantisation_problems(make_config(other), read_architecture(other)) == []
 
-    options = {"load_format": "auto", "speculative_algorithm": "NEXTN", "ep_size": 2}
+    options = {"load_format": "auto", "speculative_algorithm": "NEXTN"}
     problems = list(Fp8(read_architecture(fitting)).problems(options, tp_size=1, compared=False))
     assert [problem.split()[0].rstrip(":") for problem in problems] == [
         "--sglang-load-format",
         "--sglang-speculative-algorithm",
-        "--sglang-ep-size",
     ]
     uneven = read_architecture(model_folder("qwen3_moe", seed=1, **{**FITTING, "hidden_size": 192}))
     assert not list(Fp8(uneven).problems({}, tp_size=1, compared=False))

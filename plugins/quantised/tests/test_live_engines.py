@@ -43,10 +43,18 @@ SIZES = {
         "hidden_size": 128,
         "intermediate_size": 256,
         "kv_lora_rank": 128,
-        "moe_intermediate_size": 128,
+        "moe_intermediate_size": 256,
         "q_lora_rank": 128,
+        **{"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64},
     },
     "glm4_moe": {"hidden_size": 192, "intermediate_size": 256, "moe_intermediate_size": 128, "head_dim": 128},
+}
+
+
+#: a weight that is sent -> the engine's parameter that it is a part of
+_WRONG = {
+    "model.layers.1.self_attn.o_proj.weight": "model.layers.1.self_attn.o_proj.weight",
+    "model.layers.1.mlp.experts.7.down_proj.weight": "model.layers.1.mlp.experts.w2_weight",
 }
 
 
@@ -69,9 +77,10 @@ def _dequantised(folder: Path, copy: Path) -> Path:
     return copy
 
 
-def _engine(folder: Path, tmp_path: Path, fork_server: Path, tp_size: int) -> EngineServer:
+def _engine(folder: Path, tmp_path: Path, fork_server: Path, tp_size: int, ep_size: int = 1) -> EngineServer:
     config = {"quantization_config": Fp8(read_architecture(folder)).model.engine_config["quantization_config"]}
     arguments = ("--load-format", "dummy", "--json-model-override-args", json.dumps(config))
+    arguments += ("--ep-size", str(ep_size))
     return cpu_engine(folder, tmp_path, fork_server=fork_server, tp_size=tp_size, extra_args=arguments)
 
 
@@ -123,25 +132,27 @@ def _off_by_a_bit(tensors: Iterator[tuple[str, Tensor]], changed: str) -> Iterat
 
 
 @pytest.mark.parametrize(
-    ("family", "tp_size"),
+    ("family", "tp_size", "ep_size"),
     [
-        ("qwen3", 2),
-        ("qwen3_moe", 2),
-        ("deepseek_v3", 1),
-        pytest.param("glm4_moe", 1, marks=pytest.mark.nightly),
+        ("qwen3", 2, 1),
+        ("qwen3_moe", 2, 1),
+        ("qwen3_moe", 2, 2),
+        ("deepseek_v3", 1, 1),
+        pytest.param("deepseek_v3", 2, 2, marks=pytest.mark.nightly),
+        pytest.param("glm4_moe", 1, 1, marks=pytest.mark.nightly),
     ],
 )
 def test_an_engine_computes_with_what_the_blocks_stand_for_by_every_transport(
-    family: str, tp_size: int, model_folder: Folders, fork_server: Path, tmp_path: Path
+    family: str, tp_size: int, ep_size: int, model_folder: Folders, fork_server: Path, tmp_path: Path
 ) -> None:
     compared = family != "glm4_moe"  # its blocks at the end of a row are narrower than the others
     folders = [model_folder(family, seed=seed, **SIZES[family]) for seed in (1, 2, 3)]
-    engine = _engine(folders[0], tmp_path, fork_server, tp_size)
+    engine = _engine(folders[0], tmp_path, fork_server, tp_size, ep_size)
     with running(engine):
-        control = EngineControl(engine.url, tp_size=tp_size)
+        control = EngineControl(engine.url, tp_size=tp_size, ep_size=ep_size)
         for number, (name, folder) in enumerate(zip(("tensor", "distributed", "disk"), folders, strict=True)):
             quantised = Fp8(read_architecture(folder))
-            assert not list(quantised.problems({}, tp_size=tp_size, compared=compared))
+            assert not list(quantised.problems({"ep_size": ep_size}, tp_size=tp_size, compared=compared))
             transport = _transport(name, control, folder, tmp_path, compared=compared)
             metrics = transport.send(quantised.tensors(iter(_weights(folder).items())), version=str(number))
             transport.close()
@@ -153,11 +164,12 @@ def test_an_engine_computes_with_what_the_blocks_stand_for_by_every_transport(
 
         if not compared:
             return
-        wrong = "model.layers.1.self_attn.o_proj.weight"
-        check = quantised.check([tp_size], ep_size=1)
-        list(check.observe(_off_by_a_bit(quantised.tensors(iter(_weights(folders[-1]).items())), wrong)))
-        with pytest.raises(WeightSyncError, match=f"1 differ from the trainer's: {wrong}\\."):
-            check.compare(engine.url, engine.control.weights_checksum())
+        # The last expert is on the last rank.
+        for wrong, held_in in [*_WRONG.items()][:ep_size]:
+            check = quantised.check([tp_size], ep_size=ep_size)
+            list(check.observe(_off_by_a_bit(quantised.tensors(iter(_weights(folders[-1]).items())), wrong)))
+            with pytest.raises(WeightSyncError, match=f"1 differ from the trainer's: {held_in}\\."):
+                check.compare(engine.url, control.weights_checksum())
 
 
 def test_each_pipeline_stage_sends_its_own_blocks(model_folder: Folders, fork_server: Path, tmp_path: Path) -> None:
