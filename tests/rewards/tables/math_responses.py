@@ -26,6 +26,11 @@ WHOLE: list[tuple[str, str, bool]] = [
     # several boxes: the last counts
     ("2", r"First \boxed{1}, then \boxed{2}.", True),
     ("1", r"First \boxed{1}, then \boxed{2}.", False),
+    # several announcements: the last counts
+    ("7", "The answer is 5.\nNo, that forgets a step. The answer is 7.", True),
+    ("5", "The answer is 5.\nNo, that forgets a step. The answer is 7.", False),
+    ("7", "Answer: 5\nAnswer: 7", True),
+    ("7", "#### 5\n#### 7", True),
     # a box that is never closed is no box
     ("1", r"\boxed{1} but then \boxed{2", True),
     ("5", r"\boxed{5", False),
