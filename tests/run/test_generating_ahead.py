@@ -13,6 +13,7 @@ from slime.config import RunConfig
 from slime.config.options import RolloutOptions
 from slime.errors import SlimeError
 from slime.registry.plugin_set import load_plugins
+from slime.run.rollout_process import RolloutProcess
 from slime.run.run import Run
 
 ROLLOUTS = 12
@@ -95,8 +96,8 @@ def test_a_resumed_run_tells_the_rollout_process_the_ages_of_the_saved_versions(
     run._load(SimpleNamespace(**saved, weight_version=3, trained_at=saved_ages))
     run.sync_weights()
     known = ("known",)
-    added = (("weights_added", ages) for ages in (saved_ages, first_sync))
-    assert calls == [("load", tmp_path), known, next(added), known, next(added), known]
+    added = ((RolloutProcess.weights_added, ages) for ages in (saved_ages, first_sync))
+    assert calls == [(RolloutProcess.load, tmp_path), known, next(added), known, next(added), known]
 
 
 def run_without_processes(tmp_path: Path) -> Any:
