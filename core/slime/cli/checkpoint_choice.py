@@ -24,8 +24,8 @@ from slime.run.checkpoint.read import (
     megatron_part,
     newest_intact,
     number_of,
+    point_latest,
 )
-from slime.run.checkpoint.save import point_latest
 from slime.shops import import_shop
 
 

@@ -23,6 +23,8 @@ from slime.run.checkpoint.files import (
     digest_of_json,
     read_description,
     read_json_object,
+    sync_folder,
+    write_text,
 )
 
 FORMAT = 4
@@ -341,3 +343,11 @@ def _other_format(part: Path, found: object) -> CheckpointError:
         f"{part} is a checkpoint of Megatron-LM in the format {found!r}, expected {_KIND!r}. Save it again there with"
         f" --ckpt-convert-format {_KIND}, or convert it to a Hugging Face folder for --hf-checkpoint"
     )
+
+
+def point_latest(root: Path, name: str) -> None:
+    """Let `latest` name a checkpoint that is complete on disk. Raises `OSError`."""
+    pointer = root / ".latest.partial"
+    write_text(pointer, [name, "\n"])
+    pointer.replace(root / LATEST)
+    sync_folder(root)

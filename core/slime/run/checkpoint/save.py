@@ -40,6 +40,7 @@ from slime.run.checkpoint.read import (
     data_order,
     describe_model,
     number_of,
+    point_latest,
     read_checkpoint,
     standing,
 )
@@ -227,14 +228,6 @@ class CheckpointWriter:
 def _is_replaced(aside: Path) -> bool:
     """Whether the checkpoint that was moved aside has a complete successor."""
     return (aside.with_name(aside.name.removeprefix(".").removesuffix(".replaced")) / STATE).exists()
-
-
-def point_latest(root: Path, name: str) -> None:
-    """Let `latest` name a checkpoint that is complete on disk. Raises `OSError`."""
-    pointer = root / ".latest.partial"
-    write_text(pointer, [name, "\n"])
-    pointer.replace(root / LATEST)
-    sync_folder(root)
 
 
 # --- a run's checkpoints ----------------------------------------------------------------------------
