@@ -201,6 +201,9 @@ def test_colocated_over_two_nodes_the_run_computes_the_same(
     two = train_on(nodes, *turns, "--deterministic", "--num-rollout", "2", "--save-hf", "two", name="two")
     assert two.wait(400) == 0, two.output
     assert_same(two, one)
+    for row in two.steps():  # the stages are on different nodes
+        sizes = [row[f"perf/sync/stage{stage}_bytes"] for stage in range(2)]
+        assert min(sizes) > 0 and sum(sizes) == row["synced_bytes"]
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ has open is looked up.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,28 @@ import torch
 import torch.distributed as dist
 from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
-from tests.weights.live_engines import assert_serves, transport_to
+from tests.weights.live_engines import assert_serves, weights_of
 from tests.weights.megatron_ranks import build, run_ranks
 from tests.weights.test_handles import shared_weights
 from torch import Tensor
 
+from slime.config import read_config
 from slime.engine.server import EngineServer
 from slime.errors import WeightSyncError
 from slime.kit.processes import living_members
 from slime.weights.hf_load import load_hf
-from slime.weights.shards import NamedTensors, drain, drained, named_hf_tensors
+from slime.weights.shards import NamedTensors, drained, is_first_of_stage, named_hf_tensors
+from slime.weights.transports import WeightSender
 from slime.weights.transports.beside import RanksBeside
-from slime.weights.transports.tensor import Layout, SharedBlock, TensorTransport
+from slime.weights.transports.tensor import Layout, SharedBlock
 
 BUCKET = 100_000
+#: tensor- and pipeline-parallel ranks of the trainer, and those beside the engine's two ranks. The stages are uneven.
+LAYOUTS = {
+    "one stage": (2, 1, [0, 1]),
+    "two stages": (1, 2, [0, 1]),
+    "two stages of two ranks": (2, 2, [1, 2]),
+}
 
 pytestmark = pytest.mark.engine
 
@@ -37,64 +46,86 @@ pytestmark = pytest.mark.engine
 class Sync:
     """Syncs of one rank of the trainer, which share their memory with one engine of two ranks."""
 
-    def __init__(self, engine: EngineServer, start: Path, scratch: Path) -> None:
-        self.models, self.model = build(start, tp=2, padded_vocab=192), read_architecture(start)
-        self.beside = RanksBeside([[0, 1]], torch.device("cpu"), 30)
-        self.transport: TensorTransport | None = None
-        if dist.get_rank() == 0:
-            options = {"update_weight_buffer_size": BUCKET, "check_weight_update_equal": True}
-            made = transport_to(engine, "tensor", start, scratch, **options)
-            assert isinstance(made, TensorTransport)
-            made.beside, self.transport = self.beside, made
+    def __init__(self, engine: EngineServer, start: Path, scratch: Path, layout: str) -> None:
+        tp, pp, beside = LAYOUTS[layout]
+        self.models, self.model, self._engine = (
+            build(start, tp=tp, pp=pp, padded_vocab=192),
+            read_architecture(start),
+            engine,
+        )
+        words = (
+            f"--pipeline-model-parallel-size {pp} --tensor-model-parallel-size {tp} --actor-num-gpus-per-node {tp * pp}"
+        )
+        words += f" --update-weight-transport tensor --update-weight-buffer-size {BUCKET} --weight-sync-timeout-s 30"
+        words += " --check-weight-update-equal --device cpu --rollout-num-gpus-per-engine 2 --rollout-num-gpus 2"
+        config = read_config([*words.split(), "--hf-checkpoint", str(start)])
+        self.sender = WeightSender(config, self.model, scratch)
+        made = self.sender.ranks_beside([beside], torch.device("cpu"))
+        assert made is not None
+        self.beside: RanksBeside = made
+        self.metrics: dict[str, float] = {}
 
     def send(self, folder: Path, version: str, named: Callable[[NamedTensors], NamedTensors] = iter) -> str | None:
-        """Send a folder's weights; on rank 0, the error."""
+        """Send a folder's weights, as a rank of the trainer does; the error, if there is one."""
         load_hf(self.models, folder, self.model)
-        weights = named_hf_tensors(self.models, self.model, bucket_bytes=BUCKET)
-        if self.transport is None:
-            with self.beside.following():
-                drain(weights)
-            return None
+        weights = named_hf_tensors(self.models, self.model, bucket_bytes=self.sender.gathered_bytes, by_stage=True)
         try:
-            with drained(weights):
-                try:
-                    self.transport.send(named(weights), version=version)
-                finally:
-                    self.beside.end()
+            with self.beside.sync(), drained(weights):  # a generator that raises is at its end, but not the weights
+                if is_first_of_stage():
+                    self.metrics = self.sender.send(
+                        named(weights), [self._engine.url], None, tp_size=2, version=version, restarts=0
+                    )
         except (WeightSyncError, RuntimeError) as error:
             return str(error)
+        finally:
+            dist.barrier()  # the driver starts no other sync before
         return None
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_rank_of_an_engine_opens_the_memory_beside_it(
-    start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path
+    layout: str, start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path
 ) -> None:
     engine, start = start_engine(2), model_folder("qwen3", seed=1)
     folders = [model_folder("qwen3", seed=seed) for seed in (2, 3)]
+    tp, pp, beside = LAYOUTS[layout]
 
-    def rank(index: int) -> Any:
-        sync, own = Sync(engine, start, tmp_path), []
+    def rank(_: int) -> Any:
+        sync, own = Sync(engine, start, tmp_path, layout), []
+        assert engine.pid is not None
+        before = {pid: shared_weights(pid) for pid in living_members(engine.pid)}  # of another test's ranks
         for number, folder in enumerate(folders):
             assert sync.send(folder, f"beside-{number}") is None
             own.append(shared_weights(os.getpid()))
+        maps = Path("/proc/self/maps").read_text()
+        ends = re.findall(r"^(\w+)-(\w+) .*/memfd:slime-weights", maps, re.MULTILINE)
+        held = sum(int(end, 16) - int(start, 16) for start, end in ends)
         dist.barrier()
-        assert engine.pid is not None
-        opened = [shared_weights(pid) for pid in living_members(engine.pid)] if index == 0 else []
+        opened = [shared_weights(pid) - inodes for pid, inodes in before.items()]
         dist.barrier()
-        return own, opened
+        return own, held, opened, sync.metrics
 
-    (first, opened), (second, _) = run_ranks(rank, 2)
-    assert first[0] == first[1] and second[0] == second[1], "memory stays from sync to sync"
-    assert len(first[0]) == len(second[0]) == 2, "two buckets at most"
+    ranks = run_ranks(rank, tp * pp)
+    assert all(first == second for (first, second), *_ in ranks), "memory stays from sync to sync"
+    assert all(len(own[0]) == 2 and 0 < held <= BUCKET + 2 * 4096 for own, held, *_ in ranks), "a bucket, in pages"
+    _, _, opened, metrics = ranks[0]
     used = [inodes for inodes in opened if inodes]
-    assert len(used) == 2 and {frozenset(first[0]), frozenset(second[0])} == {frozenset(one) for one in used}
+    assert len(used) == 2 and {frozenset(ranks[one][0][0]) for one in beside} == {frozenset(one) for one in used}
+    total = sum(tensor.nbytes for tensor in weights_of(folders[1]).values())
+    assert metrics["synced_bytes"] == total
+    sizes = [metrics[f"perf/sync/stage{stage}_bytes"] for stage in range(pp) if pp > 1]
+    assert pp == 1 or (sum(sizes) == total and min(sizes) > 0.2 * total)
     assert_serves(engine, folders[1], "beside-1")
 
 
-def test_a_rank_that_cannot_share_is_named_and_a_sync_that_fails_lets_the_others_go(
-    start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_that_cannot_share_and_a_stage_that_fails_are_named_and_the_next_sync_is_right(
+    layout: str, start_engine: Callable[[int], EngineServer], model_folder: Folders, tmp_path: Path
 ) -> None:
-    engine, start, trained = start_engine(2), model_folder("qwen3", seed=1), model_folder("qwen3", seed=2)
+    engine, start = start_engine(2), model_folder("qwen3", seed=1)
+    trained = model_folder("qwen3", seed=2)
+    tp, pp, _ = LAYOUTS[layout]
+    last = tp * pp - 1
 
     def fault_without_room(_: SharedBlock, __: int, ___: torch.device) -> None:
         raise MemoryError("no room for a bucket")
@@ -102,25 +133,39 @@ def test_a_rank_that_cannot_share_is_named_and_a_sync_that_fails_lets_the_others
     def fault_without_files(_: SharedBlock, __: Layout, ___: int) -> list[str]:
         raise MemoryError("no room for another file")
 
-    def broken(named: NamedTensors) -> Iterator[tuple[str, Tensor]]:
-        for number, one in enumerate(named):
-            if number == 20:
-                raise RuntimeError("a rank went away")
-            yield one
+    def broken(after: int) -> Callable[[NamedTensors], NamedTensors]:
+        def named(weights: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+            for number, one in enumerate(weights):
+                if number == after:
+                    raise RuntimeError("a rank went away")
+                yield one
+
+        return named
 
     def rank(index: int) -> Any:
-        sync = Sync(engine, start, tmp_path)
+        sync = Sync(engine, start, tmp_path, layout)
         ends = []
         for name, fault in (("__init__", fault_without_room), ("handles", fault_without_files)):
             with pytest.MonkeyPatch.context() as patch:
-                if index == 1:
+                if index == last:
                     patch.setattr(SharedBlock, name, fault)
                 ends.append(sync.send(trained, "refused"))
-        ends.append(sync.send(trained, "interrupted", broken))
-        return [*ends, sync.send(trained, "whole")]
+        # Before the first bucket of a stage, which the others may be sending before, and in the middle of it.
+        for stage in range(pp):
+            for after in (1, 12):
+                ends.append(sync.send(start, f"interrupted-{stage}", broken(after) if index == stage * tp else iter))
+                ends.append(sync.send(trained, f"whole-{stage}"))
+        return ends
 
-    ends, of_the_other = run_ranks(rank, 2)
-    named = "Weight sync: rank 1 of the trainer could not share a bucket: MemoryError: no room for"
-    assert ends == [f"{named} a bucket", f"{named} another file", "a rank went away", None]
-    assert of_the_other == [None] * 4
-    assert_serves(engine, trained, "whole")
+    ends = run_ranks(rank, tp * pp)
+    assert [end[3::2] for end in ends] == [[None] * 2 * pp] * (tp * pp), "what comes after a failure"
+    refused = f"Weight sync: rank {last} of the trainer could not share a bucket: MemoryError: no room for"
+    assert ends[0][:2] == [f"{refused} a bucket", f"{refused} another file"]
+    gone = "a rank went away"
+    assert ends[0][2::2] == [gone, gone] + [
+        f"Weight sync: the sender of pipeline stage 1 failed: RuntimeError: {gone}" for _ in range(2 * (pp - 1))
+    ]
+    for index, end in enumerate(ends[1:], 1):
+        assert end[:4] == [None] * 4, "the first names them for all"
+        assert end[6::2] == [gone if pp == 2 and index == tp else None] * 2 * (pp - 1)
+    assert_serves(engine, trained, f"whole-{pp - 1}")

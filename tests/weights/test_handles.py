@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 import torch
 from tests.support.strangers import stranger_can_open
 
-from slime.weights.transports.tensor import SharedBlock
+from slime.weights.transports.tensor import SharedBlock, TensorTransport
+from slime.weights.transports.transport import Fleet
 
 CPU = torch.device("cpu")
 
@@ -68,6 +70,22 @@ def test_an_unrelated_process_reads_what_is_put_into_a_block_again_and_into_anot
     finally:
         reader.kill()
         reader.communicate()
+
+
+def test_on_a_gpu_the_block_before_is_gone_before_the_next_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of the CPU stands in for that of a GPU."""
+    living, before, make = WeakSet[SharedBlock](), list[int](), SharedBlock.__init__
+
+    def counted(self: SharedBlock, size: int, device: torch.device) -> None:
+        before.append(len(living))
+        living.add(self)
+        make(self, size, device)
+
+    monkeypatch.setattr(SharedBlock, "__init__", counted)
+    transport = TensorTransport(engines=[], timeout_s=60, on_gpu=True, bucket_bytes=4096)
+    transport._send_part(Fleet([], 60), ((str(number), torch.ones(1000)) for number in range(5)), "1")
+    assert before == [0] * 5
+    assert not living
 
 
 def test_another_user_cannot_open_a_block() -> None:

@@ -255,7 +255,7 @@ class MegatronRank:
         beside: Sequence[Sequence[int]] = (),
         receive: Receive | None = None,
     ) -> dict[str, float]:
-        """Bring the engines to the policy's weights: every rank gathers; rank 0 sends, or each pipeline stage.
+        """Bring the engines to the policy's weights: every rank gathers; the first of each pipeline stage sends.
 
         Layers for multi-token prediction are sent if the engines draft with them.
 
@@ -272,15 +272,15 @@ class MegatronRank:
             Metrics, on rank 0: `synced_bytes` that were sent to each engine, and `perf/sync/...` of each stage.
         """
         assert self._synced is not None and self._sender is not None
-        by_stage, others = self._sender.by_stage, self._sender.ranks_beside(beside, self._device)
-        weights = self._weights_of(self._synced, by_stage=by_stage, bucket_bytes=self._sender.gathered_bytes)
-        if not (is_first_of_stage() if by_stage else self._rank == 0):
-            with nullcontext() if others is None else others.following():
-                drain(weights)
-            return {}
-        return self._sender.send(
-            weights, engine_urls, keys, tp_size=tp_size, version=version, restarts=restarts, receive=receive
-        )
+        others = self._sender.ranks_beside(beside, self._device)
+        weights = self._weights_of(self._synced, by_stage=True, bucket_bytes=self._sender.gathered_bytes)
+        with nullcontext() if others is None else others.sync():
+            if is_first_of_stage():
+                return self._sender.send(
+                    weights, engine_urls, keys, tp_size=tp_size, version=version, restarts=restarts, receive=receive
+                )
+            drain(weights)
+        return {}
 
     def release_memory(self, parts: Sequence[Part]) -> None:
         """Let the engines have the memory of "training", and then that of the "weights": see `slime.train.offload`.

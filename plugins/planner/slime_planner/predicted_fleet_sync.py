@@ -94,8 +94,8 @@ def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
             ),
         ]
     if config.cluster.colocate:
-        # Of several nodes, every rank gets a copy from rank 0 and hands it to the engine's rank beside it.
-        arrived = sum(gathers) + calls if one_node else ways[0].seconds
+        # Of several nodes, the stages hand every rank a copy in turn, and it gives that to the engine's rank beside it.
+        arrived = sum(gathers) + calls + (0.0 if one_node else sum(sends))
         ways.insert(0, SyncWay("tensor", sent, arrived + sent / link, "through memory of each node"))
     largest = max(stage.sent for stage in stages)
     # All stages gather and write at once, and are assumed to reach together what all readers do.

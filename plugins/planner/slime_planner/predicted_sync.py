@@ -21,7 +21,7 @@ from slime_planner.predicted_memory import FROZEN, not_predicted, rank_memory
 class Bandwidths:
     """Bytes per second of one direction of each link."""
 
-    #: between nodes: one adapter of 400 Gb/s on the node of rank 0
+    #: between nodes: one adapter of 400 Gb/s on the node of a sender
     network: float = 50e9
     #: between the GPUs of a node
     device: float = 300e9
@@ -108,14 +108,15 @@ def sync_parts(
     transport = transport or config.sync.update_weight_transport
     whole, engines = weight_bytes(config, model), config.num_engines
     pipeline = int(config.megatron.get("pipeline_model_parallel_size", 1))
-    by_stage = not (transport == "tensor" and config.cluster.actor_num_nodes > 1)
-    here, there = _gathered(config, model, by_stage=by_stage)
+    here, there = _gathered(config, model)
     at_once = pipeline if transport == "disk" else 1
     parts = [
         Part("gathering from this node", here, at_once * links.device),
         Part("gathering from other nodes", there, at_once * links.network),
     ]
     if transport == "tensor":
+        if config.cluster.actor_num_nodes > 1:  # passed on from rank to rank while it arrives
+            parts.append(Part("handing copies to other nodes", whole, links.network))
         parts.append(Part("copying to shared memory", whole, links.memory))
         parts.append(Part("loading by the engines", engines * whole, links.device))
     elif transport == "disk":
@@ -158,20 +159,15 @@ def sync_lines(config: RunConfig, model: Architecture) -> Iterator[str]:
 # --- the arithmetic ----------------------------------------------------------------------------------
 
 
-def _gathered(config: RunConfig, model: Architecture, *, by_stage: bool) -> tuple[float, float]:
-    """Bytes that the senders, or rank 0 alone, get from ranks of their own nodes, and of other nodes.
+def _gathered(config: RunConfig, model: Architecture) -> tuple[float, float]:
+    """Bytes that the senders get from ranks of their own nodes, and of other nodes.
 
     Consecutive ranks are on a node. Those of a pipeline stage follow one another, and within a stage first those that
     divide tensors.
     """
-    pipeline = int(config.megatron.get("pipeline_model_parallel_size", 1))
-    node = config.cluster.actor_num_gpus_per_node
-    trained, stages = TrainedBytes.of_run(config), rank_memory(config, model)
+    trained = TrainedBytes.of_run(config)
     on_node = sum(trained.of_rule(rule)[1] for rule in model.rules)
-    if not by_stage:
-        stages = stages[:1]
-        on_node *= min(pipeline, max(1, node * pipeline // config.world_size)) / pipeline
-    held = sum(one.weights for one in stages)  # with adapters more than what is sent
+    held = sum(one.weights for one in rank_memory(config, model))  # with adapters more than what is sent
     return max(0.0, on_node - held), max(0.0, weight_bytes(config, model) - max(on_node, held))
 
 

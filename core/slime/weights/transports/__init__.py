@@ -2,8 +2,8 @@
 
 distributed: broadcasts in process groups shared with the engines (gloo or NCCL), one of each stage. tensor: handles of
 shared memory (CPU) or CUDA IPC, of the senders for engines on their machine, or of the ranks beside them for engines on
-several nodes, where rank 0 sends all. disk: a Hugging Face folder that all can read, or what changed since the one
-before; all stages write at once.
+several nodes. disk: a Hugging Face folder that all can read, or what changed since the one before; all stages write at
+once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.config.weight_options import LAST_WORDS_S, SyncOptions
+from slime.config.weight_options import SYNC_ANSWER_S, SyncOptions
 from slime.engine.control import EngineControl, EngineKeys
 from slime.plugin.architecture import Architecture
 from slime.weights.quantised import Quantisation, quantisation_of
@@ -37,7 +37,6 @@ class WeightSender:
     """The connection of a sender to the engines that there are; it is made again when they change.
 
     Attributes:
-        by_stage: Whether each pipeline stage sends its own tensors.
         gathered_bytes: Bytes of full tensors to gather at a time.
     """
 
@@ -50,10 +49,6 @@ class WeightSender:
         """
         self._quantised = quantisation_of(config.sync, model)
         self._config, self._model, self._run_dir = config, model, run_dir
-        stages = config.megatron.get("pipeline_model_parallel_size", 1)
-        through_memory = config.sync.update_weight_transport == "tensor"
-        # Of several nodes, each rank gets a copy of what rank 0 has gathered.
-        self.by_stage = stages > 1 and not (through_memory and config.cluster.actor_num_nodes > 1)
         self.gathered_bytes = min(GATHERED_BYTES, max(1, config.sync.update_weight_buffer_size // 8))
         self._transport: WeightTransport | None = None
         #: of each of several senders
@@ -70,7 +65,7 @@ class WeightSender:
             device: Of this rank's weights.
         """
         if beside and self._beside is None:
-            self._beside = RanksBeside(beside, device, self._config.sync.weight_sync_timeout_s + LAST_WORDS_S)
+            self._beside = RanksBeside(beside, device, self._config.sync.weight_sync_timeout_s + SYNC_ANSWER_S)
         return self._beside
 
     def send(
@@ -84,11 +79,12 @@ class WeightSender:
         restarts: int,
         receive: Receive | None = None,
     ) -> dict[str, float]:
-        """Send the weights, which are iterated to their end whatever fails: other ranks take part in gathering them.
+        """Of the first rank of a pipeline stage: send the stage's weights.
 
-        Arguments and result as of `sync_weights`.
+        They are iterated to their end whatever fails: other ranks take part in gathering them. If there are ranks
+        beside the engines, in their `sync`. Arguments and result as of `sync_weights`.
         """
-        if self.by_stage and self._turns is None:
+        if self._turns is None and self._config.megatron.get("pipeline_model_parallel_size", 1) > 1:
             self._turns = Turns.of_pipeline()
         with drained(weights), ExitStack() as last:
             if self._turns is not None:

@@ -60,7 +60,10 @@ class TensorTransport(WeightTransport):
     on_gpu: bool
     bucket_bytes: int
     beside: RanksBeside | None = None
-    _blocks: dict[int, SharedBlock] = field(default_factory=dict, init=False)
+    _blocks: SharedBlocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._blocks = SharedBlocks(on_gpu=self.on_gpu)
 
     def _send_part(self, fleet: Fleet, named: NamedTensors, version: str) -> tuple[float, None]:
         """See `WeightTransport._send_part`."""
@@ -74,16 +77,8 @@ class TensorTransport(WeightTransport):
         while bucket is not None:
             if self.on_gpu and loading is not None:  # one bucket of GPU memory at a time
                 loading.wait(fleet.deadline)
-                self.close()
-            index = 0 if self.on_gpu else number % 2
-            block = self._block(index, bucket)
-            layout = block.fill(bucket)
+            handles = self._handles(number, bucket, fleet)
             bucket.clear()
-            if self.beside is None:
-                of_engines = [block.handles(layout, engine.tp_size) for engine in self.engines]
-            else:
-                of_engines = self.beside.hand_over(index, block, layout)
-            handles = {engine.url: theirs for engine, theirs in zip(self.engines, of_engines, strict=True)}
             if loading is not None:
                 loading.wait(fleet.deadline)
             loading = self._start_loading(fleet, handles, version, flush=self._flushes(number))
@@ -93,7 +88,20 @@ class TensorTransport(WeightTransport):
             loading.wait(fleet.deadline)
         if self.on_gpu:
             self.close()
+        if self.beside is not None:
+            self.beside.end()
         return time.monotonic() - started, None
+
+    def _handles(self, number: int, bucket: Sequence[tuple[str, Tensor]], fleet: Fleet) -> dict[str, list[str]]:
+        """Copy a bucket to where engines can open it: URL of each -> handles of its ranks."""
+        if self.beside is not None:
+            of_engines = self.beside.hand_over(number, bucket, fleet.deadline)
+        else:
+            layout, size = laid_out(bucket)
+            block = self._blocks.room(number, size, bucket[0][1].device)
+            block.fill(bucket)
+            of_engines = [block.handles(layout, engine.tp_size) for engine in self.engines]
+        return {engine.url: theirs for engine, theirs in zip(self.engines, of_engines, strict=True)}
 
     def _start_loading(self, fleet: Fleet, handles: dict[str, list[str]], version: str, *, flush: bool) -> FleetCall:
         timeout_s = fleet.remaining_s()
@@ -109,25 +117,43 @@ class TensorTransport(WeightTransport):
             ),
         )
 
-    def _block(self, index: int, bucket: Sequence[tuple[str, Tensor]]) -> SharedBlock:
-        """Memory for a bucket; the engines have loaded what was in it."""
-        needed = laid_out(bucket)[1]
-        block = self._blocks.get(index)
-        if block is None or block.size < needed:
-            block = None
-            self._blocks.pop(index, None)  # before more is taken
-            block = self._blocks[index] = SharedBlock(needed, bucket[0][1].device)
-        return block
-
     def close(self) -> None:
         """Free the memory. Engines that still have it mapped keep it until they map another."""
         self._blocks.clear()
 
 
-def laid_out(named: Sequence[tuple[str, Tensor]]) -> tuple[list[int], int]:
-    """The places of tensors in memory, and the bytes of all."""
+class SharedBlocks:
+    """The memory of one rank for buckets, each of which stays until the engines have loaded it."""
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        """
+        Args:
+            on_gpu: Hold one block at a time; otherwise two, which stay.
+        """
+        self._on_gpu = on_gpu
+        self._blocks: dict[int, SharedBlock] = {}
+
+    def room(self, number: int, size: int, device: torch.device) -> SharedBlock:
+        """Memory of at least `size` bytes for bucket `number`. Of a GPU engines have loaded all before it, otherwise
+        all but the last."""
+        if self._on_gpu:
+            self._blocks.clear()
+        block = self._blocks.get(number % 2)
+        if block is None or block.size < size:
+            block = None
+            self._blocks.pop(number % 2, None)  # before more is taken
+            block = self._blocks[number % 2] = SharedBlock(size, device)
+        return block
+
+    def clear(self) -> None:
+        """Free the memory. Engines that still have it mapped keep it until they map another."""
+        self._blocks.clear()
+
+
+def laid_out(named: Sequence[tuple[str, Tensor]]) -> tuple[Layout, int]:
+    """Tensors next to one another in a block, and the bytes of all."""
     *offsets, total = accumulate((-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for _, tensor in named), initial=0)
-    return offsets, total
+    return [(name, one.dtype, one.shape, offset) for (name, one), offset in zip(named, offsets, strict=True)], total
 
 
 class SharedBlock:
@@ -148,9 +174,8 @@ class SharedBlock:
             self._storage = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
     def fill(self, named: Sequence[tuple[str, Tensor]]) -> Layout:
-        """Copy tensors here, next to one another; where they are."""
-        offsets = laid_out(named)[0]
-        layout = [(name, one.dtype, one.shape, offset) for (name, one), offset in zip(named, offsets, strict=True)]
+        """Copy tensors here; where they are."""
+        layout, _ = laid_out(named)
         for (_, copy), (_, tensor) in zip(self._tensors(layout), named, strict=True):
             copy.copy_(tensor)
         if self._device.type == "cuda":

@@ -169,7 +169,7 @@ class Fleet:
 
 @dataclass(kw_only=True, eq=False)
 class WeightTransport(ABC):
-    """Sends the trainer's weights to engines: those of each pipeline stage from its first rank, or all from rank 0.
+    """Sends the trainer's weights to engines: those of each pipeline stage from its first rank.
 
     The first stage's sender pauses the engines and resumes them.
 
