@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from slime.weights.hf_load import load_hf
 from slime.weights.shards import NamedTensors, drained, is_first_of_stage, named_hf_tensors
 from slime.weights.transports import WeightSender
 from slime.weights.transports.beside import RanksBeside
-from slime.weights.transports.tensor import Layout, SharedBlock
+from slime.weights.transports.tensor import Layout, SharedBlock, SharedBlocks
 
 BUCKET = 100_000
 #: tensor- and pipeline-parallel ranks of the trainer, and those beside the engine's two ranks. The stages are uneven.
@@ -169,3 +170,41 @@ def test_a_rank_that_cannot_share_and_a_stage_that_fails_are_named_and_the_next_
         assert end[:4] == [None] * 4, "the first names them for all"
         assert end[6::2] == [gone if pp == 2 and index == tp else None] * 2 * (pp - 1)
     assert_serves(engine, trained, f"whole-{pp - 1}")
+
+
+def test_a_source_does_not_wait_longer_than_its_deadline_and_the_next_bucket_arrives() -> None:
+    bucket = [("weight", torch.arange(24.0))]
+
+    def rank(index: int) -> Any:
+        from megatron.core import parallel_state
+
+        parallel_state.initialize_model_parallel(1, 1)
+        beside = RanksBeside([[0, 1]], torch.device("cpu"), 30)
+        room = SharedBlocks.room
+
+        def fault_late(*arguments: Any) -> SharedBlock:
+            time.sleep(2)
+            return room(*arguments)
+
+        ends: list[Any] = []
+        for wait_s in (0.2, 25):
+            with pytest.MonkeyPatch.context() as patch, beside.sync():
+                if index == 1 and not ends:
+                    patch.setattr(SharedBlocks, "room", fault_late)
+                try:
+                    ends.append(beside.hand_over(0, bucket, time.monotonic() + wait_s) if index == 0 else None)
+                except WeightSyncError as error:
+                    ends.append(str(error))
+            dist.barrier()
+        held = beside._blocks.room(0, 1, torch.device("cpu")).content().view(torch.float32)[:24].tolist()
+        beside.close()
+        return ends, held
+
+    (ends, _), (_, held) = run_ranks(rank, 2)
+    late, handles = ends
+    assert late == (
+        "Weight sync: a rank of the trainer did not take its copy of a bucket in time. Look at the ranks' logs;"
+        " --weight-sync-timeout-s sets the limit."
+    )
+    assert [len(of_engine) for of_engine in handles] == [2]
+    assert held == bucket[0][1].tolist()

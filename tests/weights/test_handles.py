@@ -12,8 +12,9 @@ from weakref import WeakSet
 import pytest
 import torch
 from tests.support.strangers import stranger_can_open
+from torch import Tensor
 
-from slime.weights.transports.tensor import SharedBlock, TensorTransport
+from slime.weights.transports.tensor import Layout, SharedBlock, TensorTransport, laid_out
 from slime.weights.transports.transport import Fleet
 
 CPU = torch.device("cpu")
@@ -44,6 +45,12 @@ def read_by(reader: subprocess.Popen[str], messages: list[str]) -> list[str]:
     return [reader.stdout.readline().strip() for _ in range(3 * len(messages))]
 
 
+def filled(block: SharedBlock, named: list[tuple[str, Tensor]]) -> Layout:
+    layout, _ = laid_out(named)
+    block.fill(layout, named)
+    return layout
+
+
 @pytest.mark.slow
 def test_an_unrelated_process_reads_what_is_put_into_a_block_again_and_into_another_in_its_place() -> None:
     block = SharedBlock(4096, CPU)
@@ -60,7 +67,7 @@ def test_an_unrelated_process_reads_what_is_put_into_a_block_again_and_into_anot
                 ("matrix", factor * torch.arange(12.0).view(3, 4).t()),
                 ("empty", torch.empty(0, 4)),
             ]
-            messages = block.handles(block.fill(named), 2)
+            messages = block.handles(filled(block, named), 2)
             expected = [
                 f"half torch.bfloat16 (3,) {3.0 * factor}",
                 f"matrix torch.float32 (4, 3) {66.0 * factor}",
@@ -101,14 +108,14 @@ def test_another_user_cannot_open_a_block() -> None:
 
 def test_the_tensors_themselves_are_not_in_the_message() -> None:
     block = SharedBlock(2**20, CPU)
-    (message,) = block.handles(block.fill([("large", torch.zeros(100_000))]), 1)
+    (message,) = block.handles(filled(block, [("large", torch.zeros(100_000))]), 1)
     assert len(message) < 2000
 
 
 def test_a_block_has_no_name_that_could_be_opened_or_left_behind() -> None:
     before = shared_weights(os.getpid())
     block = SharedBlock(4096, CPU)
-    block.fill([("tensor", torch.ones(7))])
+    filled(block, [("tensor", torch.ones(7))])
     assert len(shared_weights(os.getpid()) - before) == 1
     assert os.fstat(block._file.fileno()).st_nlink == 0
     del block

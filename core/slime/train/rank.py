@@ -273,8 +273,8 @@ class MegatronRank:
         """
         assert self._synced is not None and self._sender is not None
         others = self._sender.ranks_beside(beside, self._device)
-        weights = self._weights_of(self._synced, by_stage=True, bucket_bytes=self._sender.gathered_bytes)
         with nullcontext() if others is None else others.sync():
+            weights = self._weights_of(self._synced, by_stage=True, bucket_bytes=self._sender.gathered_bytes)
             if is_first_of_stage():
                 return self._sender.send(
                     weights, engine_urls, keys, tp_size=tp_size, version=version, restarts=restarts, receive=receive

@@ -9,7 +9,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,18 +79,14 @@ class WeightSender:
         restarts: int,
         receive: Receive | None = None,
     ) -> dict[str, float]:
-        """Of the first rank of a pipeline stage: send the stage's weights.
+        """Called on the first rank of a pipeline stage: send the stage's weights.
 
         They are iterated to their end whatever fails: other ranks take part in gathering them. If there are ranks
         beside the engines, in their `sync`. Arguments and result as of `sync_weights`.
         """
         if self._turns is None and self._config.megatron.get("pipeline_model_parallel_size", 1) > 1:
             self._turns = Turns.of_pipeline()
-        with drained(weights), ExitStack() as last:
-            if self._turns is not None:
-                last.enter_context(self._turns.sync())
-            if self._beside is not None:
-                last.callback(self._beside.end)
+        with drained(weights), nullcontext() if self._turns is None else self._turns.sync():
             transport = self._transport_to(engine_urls, keys, receive, tp_size=tp_size, restarts=restarts)
             named = weights if self._quantised is None else self._quantised.tensors(weights)
             return transport.send(named, version=version)
@@ -138,6 +134,8 @@ class WeightSender:
         """Disconnect from the engines."""
         if self._transport is not None:
             self._transport.close()
+        if self._beside is not None:
+            self._beside.close()
 
 
 def create_transport(

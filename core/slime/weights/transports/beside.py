@@ -49,7 +49,9 @@ class RanksBeside:
         self._blocks = SharedBlocks(on_gpu=device.type != "cpu")
         firsts = self._of_all(is_first_of_stage())
         self._sources = [rank for rank, first in enumerate(firsts) if first]
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="slime-weights-beside")
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="slime-weights-beside", initializer=self._take_own_stream
+        )
         #: of the sync under way: what the thread has to do, and the sources after this one if it can still hand over
         self._tasks: list[Future[Any]] = []
         self._later: list[int] | None = None
@@ -70,7 +72,7 @@ class RanksBeside:
                 logger.warning("this rank could not take what others handed over: %s", failed)
 
     def hand_over(self, number: int, bucket: Sequence[tuple[str, Tensor]], deadline: float) -> list[list[str]]:
-        """Of a source: a copy of a bucket for every rank.
+        """Called on a source: hand a copy of a bucket to every rank.
 
         Args:
             number: The bucket's, in the memory of all ranks: see `SharedBlocks.room`.
@@ -83,14 +85,17 @@ class RanksBeside:
         Raises:
             WeightSyncError: A rank has failed, or did not take its copy in time.
         """
+        if self._device.type == "cuda":  # the thread's stream does not wait for the one that gathered the bucket
+            torch.cuda.current_stream(self._device).synchronize()
         given = self._thread.submit(self._give, number, bucket)
         try:
             answers = given.result(max(0.0, deadline - monotonic()))
         except (RuntimeError, TimeoutError) as error:  # of gloo or NCCL, and ours
             given.cancel()
+            why = "in time" if isinstance(error, TimeoutError) else f": {one_line(error)}"
             raise WeightSyncError(
-                f"Weight sync: a rank of the trainer did not take its copy of a bucket: {one_line(error)}. Look at the"
-                " ranks' logs; --weight-sync-timeout-s sets the limit."
+                f"Weight sync: a rank of the trainer did not take its copy of a bucket {why}. Look at the ranks' logs;"
+                " --weight-sync-timeout-s sets the limit."
             ) from error
         for rank, answer in enumerate(answers):
             if isinstance(answer, str):
@@ -99,12 +104,26 @@ class RanksBeside:
         return [[next(left[rank]) for rank in engine] for engine in self._beside]
 
     def end(self) -> None:
-        """Of a source: let the others go on to the next one, and follow those after it. May be called twice."""
+        """Called on a source: let the others go on to the next one, and follow those after it.
+
+        Only the first call of a sync counts: that after the last bucket, or the one at the end of a sync that failed.
+        """
         if self._later is not None:
             self._tasks += [self._thread.submit(self._last_word), self._thread.submit(self._follow, self._later)]
             self._later = None
 
+    def close(self) -> None:
+        """Free the memory and the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._blocks.clear()
+
     # --- in the thread ---
+
+    def _take_own_stream(self) -> None:
+        # On the stream on which the rank gathers, a copy would wait for gathers that come after it here, and whose
+        # other ranks wait for the copy.
+        if self._device.type == "cuda":
+            torch.cuda.set_stream(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]  # torch does not type it
 
     def _follow(self, sources: Sequence[int]) -> None:
         for source in sources:
@@ -136,7 +155,7 @@ class RanksBeside:
         try:
             block = self._blocks.room(number, size, self._device)
             if bucket is not None:
-                block.fill(bucket)
+                block.fill(layout, bucket)
         except Exception as error:  # noqa: BLE001 - the source raises it for all
             problem = one_line(error)
         # A rank without room cannot take part in the broadcast, and the others would wait for it in vain.

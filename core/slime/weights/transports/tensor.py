@@ -99,7 +99,7 @@ class TensorTransport(WeightTransport):
         else:
             layout, size = laid_out(bucket)
             block = self._blocks.room(number, size, bucket[0][1].device)
-            block.fill(bucket)
+            block.fill(layout, bucket)
             of_engines = [block.handles(layout, engine.tp_size) for engine in self.engines]
         return {engine.url: theirs for engine, theirs in zip(self.engines, of_engines, strict=True)}
 
@@ -134,8 +134,10 @@ class SharedBlocks:
         self._blocks: dict[int, SharedBlock] = {}
 
     def room(self, number: int, size: int, device: torch.device) -> SharedBlock:
-        """Memory of at least `size` bytes for bucket `number`. Of a GPU engines have loaded all before it, otherwise
-        all but the last."""
+        """Memory of at least `size` bytes for bucket `number`.
+
+        On a GPU the engines have loaded every earlier bucket by then; on a CPU every one but the last.
+        """
         if self._on_gpu:
             self._blocks.clear()
         block = self._blocks.get(number % 2)
@@ -173,14 +175,12 @@ class SharedBlock:
         else:
             self._storage = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
-    def fill(self, named: Sequence[tuple[str, Tensor]]) -> Layout:
-        """Copy tensors here; where they are."""
-        layout, _ = laid_out(named)
+    def fill(self, layout: Layout, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Copy tensors here, to the places of `layout`."""
         for (_, copy), (_, tensor) in zip(self._tensors(layout), named, strict=True):
             copy.copy_(tensor)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return layout
 
     def content(self) -> Tensor:
         """All bytes."""
