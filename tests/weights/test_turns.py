@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
@@ -46,6 +47,26 @@ def test_each_sender_begins_when_the_one_before_has_ended_and_none_goes_on_witho
             assert {stage: (one["sent"], one["report"]) for stage, one in reports.items()} == {1: (1, [1]), 2: (2, [2])}
             # A sender that started its call later must not send when the first has given up.
             assert all(one.result() < began + 61 for one in late)
+
+
+def test_senders_that_begin_together_send_at_the_same_time_in_every_sync() -> None:
+    turns, both = of_stages(3), Barrier(2)
+
+    def part(own: Turns) -> None:
+        with own.sync():
+            own.wait(soon())
+            both.wait(30)  # in turns, the second would not come
+            own.done(sent=own.stage, seconds=1.0)
+
+    for _ in range(2):
+        with ThreadPoolExecutor() as pool:
+            parts = [pool.submit(part, own) for own in turns[1:]]
+            with turns[0].sync():
+                turns[0].begin_together(soon())
+                reports = turns[0].others(soon())
+            assert {stage: one["sent"] for stage, one in reports.items()} == {1: 1, 2: 2}
+            for one in parts:
+                one.result()
 
 
 @pytest.mark.slow

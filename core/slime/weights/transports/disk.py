@@ -57,7 +57,7 @@ class FolderTransport(WeightTransport):
         def reports() -> Iterator[Any]:
             self._shares[0] = self._sent, time.monotonic() - began
             if self.turns is not None:
-                yield from self._taken(self.turns.reports(began + self.timeout_s))
+                yield from self._taken(self.turns.others(began + self.timeout_s))
 
         return reports()
 

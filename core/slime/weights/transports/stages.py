@@ -1,9 +1,9 @@
 """How the senders of a sync take turns: the first rank of each pipeline stage, in the order of the stages.
 
-An engine receives one bucket at a time, so only one sender can be served from memory. The first sender, which paused
-the engines and resumes them, lets one after another begin; to a disk they write at the same time. Each reports to it. A
-sender that fails says so in its report, and the first says to all that the sync has failed. Messages are left in the
-store through which the ranks met.
+The first sender, which paused the engines and resumes them, lets the others begin: one after another if they and the
+engines meet in collective operations, whose order must be one everywhere, and otherwise all at the same time. Each
+reports to it. A sender that fails says so in its report, and the first says to all that the sync has failed. Messages
+are left in the store through which the ranks met.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Turns:
         """
         self._store, self.stage, self._stages = store, stage, stages
         self._sync = 0
+        #: of the first: the stages that it has let begin in this sync
+        self._begun: set[int] = set()
         #: keys of what this one has told in the last sync
         self._told: list[str] = []
 
@@ -70,6 +72,7 @@ class Turns:
             if "/end/" not in key:
                 self._store.delete_key(key)
         self._told = []
+        self._begun.clear()
         try:
             yield
         except BaseException as error:
@@ -110,27 +113,28 @@ class Turns:
         self._tell(f"report {self.stage}", {"sent": sent, "seconds": seconds, "report": report})
 
     def others(self, deadline: float) -> dict[int, dict[str, Any]]:
-        """Of the first sender: let one after another of the others send; stage -> what it passed to `done`.
+        """Of the first sender: let one after another of the others send, if they have not begun; what each reports.
+
+        Returns:
+            Stage -> what it passed to `done`.
 
         Raises:
             WeightSyncError: One has failed, or has not sent in time.
         """
-        reports: dict[int, dict[str, Any]] = {}
+        reports = {}
         for stage in range(1, self._stages):
-            self._begin(stage, deadline)
-            reports |= self.reports(deadline, stage)
+            if stage not in self._begun:
+                self._begin(stage, deadline)
+            reports[stage] = self._read((f"report {stage}",), stage, deadline)
         return reports
 
-    def begin_together(self, deadline: float, told: Any) -> None:
+    def begin_together(self, deadline: float, told: Any = None) -> None:
         """Of the first sender: let all others send at once, and tell them something; raises as `others`."""
         for stage in range(1, self._stages):
             self._begin(stage, deadline, told)
 
-    def reports(self, deadline: float, *stages: int) -> dict[int, dict[str, Any]]:
-        """Of the first sender: stage -> what it passed to `done`, of these or all others; raises as `others`."""
-        return {stage: self._read((f"report {stage}",), stage, deadline) for stage in stages or range(1, self._stages)}
-
     def _begin(self, stage: int, deadline: float, told: Any = None) -> None:
+        self._begun.add(stage)
         self._read((f"ready {stage}", f"report {stage}"), stage, deadline)  # it may report that it failed before
         self._tell(f"begin {stage}", {"remaining_s": deadline - time.monotonic(), "told": told})
 

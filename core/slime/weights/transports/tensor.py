@@ -65,6 +65,11 @@ class TensorTransport(WeightTransport):
     def __post_init__(self) -> None:
         self._blocks = SharedBlocks(on_gpu=self.on_gpu)
 
+    @property
+    def _at_once(self) -> bool:
+        """See `WeightTransport._at_once`. Ranks beside the engines follow one sender after the other."""
+        return self.beside is None
+
     def _send_part(self, fleet: Fleet, named: NamedTensors, version: str) -> tuple[float, None]:
         """See `WeightTransport._send_part`."""
         limit = self.bucket_bytes if self.on_gpu else min(max(1, self.bucket_bytes // 2), _BLOCK_BYTES)

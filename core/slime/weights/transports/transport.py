@@ -258,17 +258,24 @@ class WeightTransport(ABC):
     def _update(self, named: NamedTensors, version: str) -> None:
         """Of the first or only sender: have all tensors loaded by the engines, which `_paused` pauses for that.
 
-        Here from memory, one sender after the other.
+        Here from memory, one sender after the other or, if `_at_once`, all at the same time.
         """
         with self._paused(session=True) as fleet:
+            if self.turns is not None and self._at_once:
+                self.turns.begin_together(fleet.deadline)
             seconds, _ = self._send_part(fleet, named, version)
             self._shares[0] = self._sent, seconds
             if self.turns is not None:
                 self._taken(self.turns.others(fleet.deadline))
 
+    @property
+    def _at_once(self) -> bool:
+        """Whether several senders send from memory at the same time. Each engine takes their calls one by one."""
+        return False
+
     @abstractmethod
     def _send_part(self, fleet: Fleet, named: NamedTensors, version: str) -> tuple[float, Any]:
-        """Send this sender's tensors when it is its turn; in how many seconds, and what the first sender must know."""
+        """Send this sender's tensors when it may; in how many seconds, and what the first sender must know."""
 
     @contextmanager
     def _paused(self, *, session: bool) -> Iterator[Fleet]:
