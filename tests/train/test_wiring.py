@@ -7,16 +7,18 @@ documentation without slime's code. Weights and all metrics must agree.
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tests.support.model_folders import Folders
+from tests.support.worker import Worker
 from tests.train.harness import RankLauncher
 from tests.train.textbook import TextbookRun, parse_flags
 from tests.train.wiring_cases import CASES, Case, make_groups, relative_difference
@@ -126,8 +128,8 @@ def stopped_or_trained(config: RunConfig, groups: list[list[Group]], run_dir: Pa
 @pytest.fixture(scope="module")
 def train() -> Iterator[Callable[..., Any]]:
     """`stopped_or_trained` in one process, one run after the other: most of a short run is the start of its process."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
-        yield lambda *arguments: pickle.loads(pool.submit(stopped_or_trained, *arguments).result(240))
+    with closing(Worker()) as worker:
+        yield lambda *arguments: pickle.loads(worker(240, stopped_or_trained, *arguments))
 
 
 def differences(got: Outcome, expected: Outcome, start: dict[str, Tensor]) -> list[str]:
@@ -168,6 +170,19 @@ def test_true_on_policy_mode_trains_or_stops(
         assert not differences(got, expected, TextbookRun(parse_flags(argv)).weights())
     else:
         assert "trained tokens by more than --true-on-policy-tolerance 0.0001" in got
+
+
+@pytest.mark.slow
+def test_a_case_that_hangs_or_dies_fails_and_the_next_has_another_process() -> None:
+    with closing(Worker()) as worker:
+        first = worker(240, os.getpid)
+        assert worker(240, os.getpid) == first != os.getpid()
+        with pytest.raises(AssertionError, match=r"the process of sleep did not end within 0\.1 s, and was killed"):
+            worker(0.1, time.sleep, 3600)
+        second = worker(240, os.getpid)
+        with pytest.raises(AssertionError, match="the process of _exit died, exit code 3"):
+            worker(240, os._exit, 3)
+        assert len({first, second, worker(240, os.getpid)}) == 3
 
 
 # --- no flag without a case -------------------------------------------------------------------------
