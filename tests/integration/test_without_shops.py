@@ -63,6 +63,8 @@ def test_without_one_package_the_others_work_and_it_is_named(without: Callable[.
 def test_a_run_of_two_ranks_without_all_of_them_trains_and_is_profiled(
     without: Callable[..., None], slime_train: Start
 ) -> None:
+    """One run proves two things: it needs none of the packages; and two tensor-parallel ranks send their weights
+    through shared memory, which engines hold exactly, and profile themselves and the engine."""
     without(*SHOPS)
     assert slime("--help").returncode == 0
     run = slime_train(
