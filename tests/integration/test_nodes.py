@@ -125,7 +125,10 @@ def test_two_stages_on_one_machine_send_their_weights_and_are_profiled(one: Slim
     names = ["step-000001-engine-0-TP-0", "step-000001-engine-0-TP-1", "step-000001-trainer-1"]
     assert [path.name.partition(".")[0] for path in traces] == names
     assert all("aten::mm" in gzip.decompress(path.read_bytes()).decode() for path in traces)
-    for row in one.steps():
+    steps = one.steps()
+    assert len(steps) == 2
+    for row in steps:
+        assert row["perf/sync/slowest_stage"] in (0, 1)
         sizes = [row[f"perf/sync/stage{stage}_bytes"] for stage in range(2)]
         assert min(sizes) > 0 and sum(sizes) == row["synced_bytes"]
         assert row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4

@@ -63,7 +63,9 @@ def test_ranks_of_two_stages_fetch_the_experts_of_their_layers_and_send_what_cha
     assert layers == [[0, 1], [2]]
     assert [shape[1:] for shape in shapes] == [[3, 2]] * 8
     assert parts == [[[shape[0], 2, 2], [shape[0], 1, 2]] for shape in shapes]
-    for row in run.steps():
+    steps = run.steps()
+    assert len(steps) == 2
+    for row in steps:
         assert row["train/grad_norm"] > 1e-3 and row["train/logprob_gap_max"] < 1e-4
         assert min(row["perf/sync/stage0_bytes"], row["perf/sync/stage1_bytes"]) > 0
         assert 0 < row["perf/sync/changed_share"] <= 1
