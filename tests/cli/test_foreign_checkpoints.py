@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Loop, Slime
@@ -69,15 +70,23 @@ def test_settings_that_could_run_code_must_be_repeated(
     monkeypatch: pytest.MonkeyPatch,
     setting: str,
 ) -> None:
-    monkeypatch.setattr("slime.cli.preflight_engine._asked", lambda *_: [])  # SGLang would import its loader
+    asked: list[str] = []
+
+    def ask(_config: object, _models: object, options: Mapping[str, Any]) -> list[str]:
+        """In place of SGLang, which would import its loader: finds no problem."""
+        asked.extend(options)
+        return []
+
+    monkeypatch.setattr("slime.cli.preflight_engine._asked", ask)
     flags = [word.format(code=code) for word in DANGEROUS[setting]]
     folder = save(*flags)
     for more in ([], ["--dry-run"]):
         ended = slime("eval", str(folder), *more)
         assert (ended.code, loop.calls) == (2, [])
         assert f"{setting} = " in ended.err and "repeat them as flags" in ended.err and "Traceback" not in ended.err
-    assert not (tmp_path / "canary").exists()
+    assert not (tmp_path / "canary").exists() and asked == []
     slime("eval", str(folder), "--dry-run", *flags)
+    assert asked == ([setting] if setting == "custom_weight_loader" else [])
     assert (tmp_path / "canary").exists() == (str(code) in flags[-1]), "repeated flags are trusted"
 
 
