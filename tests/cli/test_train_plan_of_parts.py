@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -108,21 +106,17 @@ def test_a_reference_and_a_critic_may_be_descriptions_too(
     assert "has another architecture than --hf-checkpoint" in refused(*words)
 
 
+@pytest.mark.parametrize("value", ["no", pytest.param("torch_native", marks=pytest.mark.nightly)])
 def test_options_that_sglang_is_asked_about_need_no_tokenizer(
-    dry_run: Slime, described: Path, monkeypatch: pytest.MonkeyPatch
+    dry_run: Slime, refused: Refused, described: Path, caplog: pytest.LogCaptureFixture, value: str
 ) -> None:
-    run, answers = subprocess.run, []
-
-    def asked(words: list[str], **more: Any) -> Any:
-        ended = run(words, **more)
-        if "slime.cli.preflight_engine" in words:
-            answers.append(ended.stdout.splitlines()[-1])
-        return ended
-
-    monkeypatch.setattr("subprocess.run", asked)
-    words = ("--hf-checkpoint", str(described), "--sglang-attention-backend", "torch_native")
-    assert TOKENIZER in unchecked(dry_run(*words))
-    assert answers == ["[]"]
+    words = ("--hf-checkpoint", str(described), "--sglang-attention-backend", value)
+    if value == "no":
+        said = refused(*words)
+        assert "--sglang-attention-backend: got 'no', expected one of" in said and "tokenizer" not in said
+    else:
+        assert TOKENIZER in unchecked(dry_run(*words))
+        assert "SGLang could not be asked" not in caplog.text
 
 
 def test_engines_that_others_started_are_asked_without_a_tokenizer(refused: Refused, described: Path) -> None:
