@@ -239,6 +239,15 @@ def test_what_sglang_does_not_know_is_refused_before_anything_starts(
         assert f"got '{value}', expected " in line and said in line, line
 
 
+@pytest.fixture
+def accepted(tmp_path: Path) -> list[str]:
+    """Options that SGLang looks up, with values that it knows."""
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages }}")
+    known = {"attention-backend": "torch_native", "tool-call-parser": "qwen25", "chat-template": str(template)}
+    return [word for name, value in known.items() for word in (f"--sglang-{name}", value)]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
@@ -247,17 +256,28 @@ def test_what_sglang_does_not_know_is_refused_before_anything_starts(
     ],
 )
 def test_what_sglang_refuses_is_refused_before_anything_starts(
-    slime: Slime, base_words: list[str], loop: Loop, tmp_path: Path, name: str, value: str, said: str
+    slime: Slime,
+    base_words: list[str],
+    loop: Loop,
+    tmp_path: Path,
+    accepted: list[str],
+    name: str,
+    value: str,
+    said: str,
 ) -> None:
-    """Its own checks come after those of names, which all of these others pass."""
-    template = tmp_path / "own.jinja"
-    template.write_text("{{ messages }}")
-    known = {"attention-backend": "torch_native", "tool-call-parser": "qwen25", "chat-template": str(template)}
-    given = {**known, name: value.replace("{folder}", str(tmp_path))}
-    words = [word for one, text in given.items() for word in (f"--sglang-{one}", text)]
-    ended = slime("train", *base_words, *words, "--dry-run")
+    """Its own checks come after those of names, which all of the accepted ones pass."""
+    refused = f"--sglang-{name}", value.replace("{folder}", str(tmp_path))
+    ended = slime("train", *base_words, *accepted, *refused, "--dry-run")
     assert ended.code == 2 and loop.calls == []
     assert f"SGLang refuses its options: {said}" in ended.err and "expected one of" not in ended.err
+
+
+def test_what_sglang_accepts_is_planned(
+    slime: Slime, base_words: list[str], accepted: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = slime("train", *base_words, *accepted, "--dry-run")
+    assert ended.code == 0, ended.err
+    assert "SGLang could not be asked" not in caplog.text
 
 
 def test_asking_loads_nothing_into_this_process() -> None:
