@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import compileall
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.config.conftest import Load, Refused
 
+import slime
 from slime.config import load_config, read_config
+from slime.config.installed import parse_source
 from slime.errors import ConfigError
 
 
@@ -220,3 +227,35 @@ def test_supervised_training_needs_neither_estimator_nor_reward() -> None:
 @pytest.mark.parametrize("name", ["--comet-project", "--use-comet", "--bogus", "--x", "--tp", "--tokenizer"])
 def test_nothing_is_suggested_for_a_flag_that_is_not_near_any(refused: Refused, name: str) -> None:
     assert refused(name, "1") == f"unknown flag {name}."
+
+
+@pytest.mark.parametrize("packed", ["bytecode", "zip"])
+def test_options_are_found_where_their_source_is_not_on_disk(packed: str, tmp_path: Path) -> None:
+    code = Path(slime.__file__).parent
+    shutil.copytree(code, tmp_path / "slime", ignore=shutil.ignore_patterns("__pycache__"))
+    place = tmp_path
+    if packed == "zip":
+        place = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, "slime"))
+        shutil.rmtree(tmp_path / "slime")
+    else:
+        compileall.compile_dir(tmp_path / "slime" / "config", quiet=2, legacy=True)
+        for source in (tmp_path / "slime" / "config").glob("*.py"):
+            source.unlink()
+    script = """
+from slime.config import run_config
+from slime.config.flag_table import find_flag
+print(run_config.__file__, find_flag("seed").key, find_flag("num-rollout").help, sep="|")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    file, key, text = done.stdout.strip().split("|")
+    assert file.startswith(str(place)) and key == "seed"
+    assert bool(text) is (packed == "zip"), "a zip holds the source, bytecode does not"
+
+
+def test_a_source_that_is_no_text_is_an_error_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "options.pyc").write_bytes(b"\xa7\r\r\n\0")
+    with pytest.raises(ConfigError, match=r"cannot read the options of an installed package from .*options\.pyc"):
+        parse_source(tmp_path / "options.pyc")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
+import inspect
 import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from slime.config.flags import MEGATRON, SGLANG, UNAVAILABLE, Flag
-from slime.config.installed import class_named, declarations, parse_source
+from slime.config.installed import class_named, declarations
 from slime.config.megatron_options import megatron_flags
 from slime.config.run_config import SECTIONS
 from slime.config.section import ComponentChoice, Section
@@ -154,15 +156,23 @@ def _docstrings() -> dict[str, dict[str, str]]:
     """Section -> the docstrings of its fields by name, in one line each.
 
     They are read from the source when a flag is looked up. pydantic would look for them whenever the classes are made,
-    in every process and at ten times the cost (`use_attribute_docstrings`).
+    in every process and at ten times the cost (`use_attribute_docstrings`). They are empty without the source.
     """
     modules = {options.__module__ for options in SECTIONS.values()}
-    trees = {module: parse_source(Path(str(sys.modules[module].__file__))) for module in modules}
+    trees = {module: _source(sys.modules[module]) for module in modules}
     found = {}
     for section, options in SECTIONS.items():
         owner = class_named(trees[options.__module__], options.__name__)
         found[section] = {} if owner is None else {field.name: field.doc for field in declarations(owner.body)}
     return found
+
+
+def _source(module: ModuleType) -> ast.Module:
+    """The syntax tree of a module; an empty one if it is installed only as bytecode."""
+    try:
+        return ast.parse(inspect.getsource(module))  # from a zip too
+    except OSError:
+        return ast.Module([], [])
 
 
 def _default(value: Any) -> str:

@@ -54,7 +54,7 @@ def parse_source(path: Path) -> ast.Module:
     """The syntax tree of a source file. Raises `ConfigError` if it cannot be read or parsed."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError) as error:
+    except (OSError, SyntaxError, ValueError) as error:
         raise ConfigError(f"cannot read the options of an installed package from {path}: {error}") from error
 
 
