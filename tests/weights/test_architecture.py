@@ -18,7 +18,7 @@ from transformers.models.auto import tokenization_auto as tables
 
 from slime.errors import ConfigError, SlimeError
 from slime.kit.models import mixture_rules
-from slime.plugin.architecture import Experts
+from slime.plugin.architecture import Experts, Rules
 from slime.weights import hf_config
 from slime.weights.hf_config import PLAIN_CLASSES, read_hf_config, read_tokenizer
 
@@ -61,11 +61,21 @@ def test_rules_of_experts_are_made_when_they_are_read() -> None:
     rules = mixture_rules(3, hidden=8, experts=4, ffn=16, shared_ffn=16, expert_bias=True)
     of_all = [part for part in rules.parts if isinstance(part, Experts)]
     assert len(rules.parts) == 6 and [part.count for part in of_all] == [4]
+    assert repr(rules) == "<Rules of 6 parts>"
     assert "_all" not in vars(rules)
     assert [rule.expert for rule in rules] == [None] * 3 + [0, 0, 1, 1, 2, 2, 3, 3] + [None] * 2
     assert len(rules) == 13 and rules[3:5] == of_all[0].rules(0)
     assert rules[3].hf == {f"model.layers.3.mlp.experts.0.{part}_proj.weight": (16, 8) for part in ("gate", "up")}
     assert pickle.loads(pickle.dumps(rules)) == rules == tuple(rules)
+
+
+def test_rules_are_joined_and_compared_as_a_tuple_is() -> None:
+    own = tuple(mixture_rules(0, hidden=8, experts=2, ffn=16))
+    further = own[:1]
+    assert Rules(own) + further == (*own, *further) and further + Rules(own) == (*further, *own)
+    assert isinstance(Rules(own) + Rules(further), tuple)
+    assert Rules(own) == list(own) and Rules(own) != further
+    assert Rules([]) != "" and Rules([]) != b""
 
 
 def test_without_rotary_options_whole_heads_are_rotated_with_the_usual_base() -> None:

@@ -78,7 +78,7 @@ class Experts:
 class Rules(Sequence[Rule]):
     """Rules in order, of which those of experts are made when they are first read.
 
-    Of a large model they are tens of thousands. Who needs no more than their sizes reads `parts`.
+    A large model has tens of thousands of them. Code that needs only their sizes reads `parts`.
     """
 
     def __init__(self, parts: Iterable[Rule | Experts]) -> None:
@@ -102,8 +102,17 @@ class Rules(Sequence[Rule]):
     def __getitem__(self, index: int | slice) -> Rule | tuple[Rule, ...]:
         return self._all[index]
 
+    def __add__(self, further: Iterable[Rule]) -> tuple[Rule, ...]:
+        return (*self, *further)
+
+    def __radd__(self, earlier: Iterable[Rule]) -> tuple[Rule, ...]:
+        return (*earlier, *self)
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._all == tuple(other)
+        return self._all == tuple(other) if isinstance(other, (tuple, list, Rules)) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"<Rules of {len(self.parts)} parts>"
 
     def __reduce__(self) -> tuple[type[Rules], tuple[tuple[Rule, ...]]]:
         return Rules, (self._all,)  # what makes rules cannot be pickled
