@@ -22,7 +22,7 @@ from slime.cli.checkpoint_choice import Fallback, intact_checkpoint, intact_or_b
 from slime.config import load_config
 from slime.errors import CheckpointError, disk_problem
 from slime.run.checkpoint import files as checkpoint_files
-from slime.run.checkpoint.files import Progress, digest_of_json
+from slime.run.checkpoint.files import Progress, check_content, digest_of_json
 from slime.run.checkpoint.read import read_checkpoint
 from slime.run.checkpoint.save import CheckpointWriter
 
@@ -203,6 +203,13 @@ def test_if_none_is_intact_that_is_said(root: Path) -> None:
         (path / "config.toml").unlink()
     with pytest.raises(CheckpointError, match=r"config\.toml is missing\. None of the 3 checkpoints in \S+ is intact"):
         intact_checkpoint(root, "--load {}")
+
+
+def test_a_file_that_was_saved_damaged_is_called_damaged_once(tmp_path: Path) -> None:
+    (tmp_path / "metadata.json").write_bytes(b"[]")
+    message = f"checkpoint {tmp_path} is damaged: metadata.json was saved so, or hashed again (ValueError: it holds no"
+    with pytest.raises(CheckpointError, match=re.escape(f"{message} JSON object).")):
+        check_content(tmp_path, ["metadata.json"], tmp_path / "rollout")
 
 
 def test_an_intact_checkpoint_lists_every_file_but_its_state(root: Path) -> None:

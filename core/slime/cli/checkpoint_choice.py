@@ -12,10 +12,16 @@ from typing import Any
 from slime.config import RunConfig
 from slime.errors import CheckpointError, ConfigError
 from slime.plugin.architecture import Architecture
-from slime.run.checkpoint.files import make_folder, read_description, sync_folder, writing_checkpoint
+from slime.run.checkpoint.files import (
+    LATEST,
+    make_folder,
+    point_latest,
+    read_description,
+    sync_folder,
+    writing_checkpoint,
+)
 from slime.run.checkpoint.read import (
     IS_CHECKPOINT,
-    LATEST,
     PROMPT_FILES,
     Checkpoint,
     checkpoints_in,
@@ -24,7 +30,6 @@ from slime.run.checkpoint.read import (
     megatron_part,
     newest_intact,
     number_of,
-    point_latest,
 )
 from slime.shops import import_shop
 

@@ -20,7 +20,8 @@ from slime.config.run_file import read_run_file, with_absolute_paths
 from slime.errors import CheckpointError, ConfigError
 from slime.errors.redaction import MARK, redacted
 from slime.observe.metrics import eval_set_names, read_metrics
-from slime.run.checkpoint.read import LATEST, STATE, checkpoints_in, read_checkpoint
+from slime.run.checkpoint.files import LATEST
+from slime.run.checkpoint.read import STATE, checkpoints_in, read_checkpoint
 
 AUTO = "auto"
 CONFIG = "config.toml"

@@ -22,6 +22,8 @@ from typing_extensions import TypedDict  # pydantic checks it, and needs this on
 from slime.errors import CheckpointError, CheckpointWriteError, disk_problem, one_line
 from slime.run.signals import say
 
+#: the file of a `--save` folder that names its newest checkpoint
+LATEST = "latest"
 #: seconds between two lines about files that are being compared
 TELL_S = 5.0
 #: bytes that are hashed at once
@@ -132,11 +134,19 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file of a checkpoint. Raises `CheckpointError`, as `read_description` does."""
     text = read_description(path)
     try:
+        return _json_object(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """The JSON object that a text holds. Raises `ValueError`."""
+    try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: it is not JSON: {error}") from error
+        raise ValueError(f"it is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no JSON object")
+        raise ValueError("it holds no JSON object")
     return value
 
 
@@ -182,6 +192,14 @@ def sync_folders(root: Path) -> None:
     """Flush the names in `root` and in every folder below it. Raises `OSError`."""
     for folder in (*(path for path in root.rglob("*") if path.is_dir()), root):
         sync_folder(folder)
+
+
+def point_latest(root: Path, name: str) -> None:
+    """Let `latest` name a checkpoint that is complete on disk. Raises `OSError`."""
+    pointer = root / ".latest.partial"
+    write_text(pointer, [name, "\n"])
+    pointer.replace(root / LATEST)
+    sync_folder(root)
 
 
 def make_folder(folder: Path) -> None:
@@ -327,6 +345,10 @@ def _require(value: Any, keys: set[str], what: str) -> None:
         raise CheckpointError(f"{what} lacks {', '.join(sorted(missing))}.")
 
 
+def _check_json(path: Path) -> None:
+    _json_object(read_description(path))
+
+
 def _check_archive(path: Path) -> None:
     """What `torch.save` writes is a zip archive with a checksum for each entry."""
     with zipfile.ZipFile(path) as archive:
@@ -366,7 +388,7 @@ def _check_pickle(path: Path) -> None:
 
 #: by name, of the files that Megatron's format has in each folder; the rest are tensors
 _CHECKS: dict[str, Callable[[Path], object]] = {
-    "metadata.json": read_json_object,
+    "metadata.json": _check_json,
     "common.pt": _check_archive,
     ".metadata": _check_pickle,
 }

@@ -17,20 +17,19 @@ from slime.errors.redaction import redacted
 from slime.kit.readers.prompt_source import content_digest, parse_sources
 from slime.plugin.architecture import Architecture
 from slime.run.checkpoint.files import (
+    LATEST,
     Files,
     check_content,
     check_files,
     digest_of_json,
     read_description,
     read_json_object,
-    sync_folder,
-    write_text,
 )
 
 FORMAT = 4
 TRAINER_PART = "megatron"
 ROLLOUT_PART = "rollout"
-STATE, PLUGINS, CONFIG, LATEST = "state.json", "plugins.json", "config.toml", "latest"
+STATE, PLUGINS, CONFIG = "state.json", "plugins.json", "config.toml"
 #: the name of a checkpoint, and the name under which one waits to be deleted
 _NAME = re.compile(r"rollout_(\d+)")
 _ASIDE = re.compile(r"\.(rollout_\d+)\.replaced")
@@ -343,11 +342,3 @@ def _other_format(part: Path, found: object) -> CheckpointError:
         f"{part} is a checkpoint of Megatron-LM in the format {found!r}, expected {_KIND!r}. Save it again there with"
         f" --ckpt-convert-format {_KIND}, or convert it to a Hugging Face folder for --hf-checkpoint"
     )
-
-
-def point_latest(root: Path, name: str) -> None:
-    """Let `latest` name a checkpoint that is complete on disk. Raises `OSError`."""
-    pointer = root / ".latest.partial"
-    write_text(pointer, [name, "\n"])
-    pointer.replace(root / LATEST)
-    sync_folder(root)

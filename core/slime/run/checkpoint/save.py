@@ -19,9 +19,11 @@ from slime.errors import CheckpointError, disk_problem
 from slime.observe.timing import timed
 from slime.plugin.architecture import Architecture
 from slime.run.checkpoint.files import (
+    LATEST,
     Files,
     digest_of_json,
     make_folder,
+    point_latest,
     record_files,
     sync_folder,
     sync_folders,
@@ -31,7 +33,6 @@ from slime.run.checkpoint.files import (
 from slime.run.checkpoint.read import (
     CONFIG,
     FORMAT,
-    LATEST,
     PLUGINS,
     ROLLOUT_PART,
     STATE,
@@ -40,7 +41,6 @@ from slime.run.checkpoint.read import (
     data_order,
     describe_model,
     number_of,
-    point_latest,
     read_checkpoint,
     standing,
 )
