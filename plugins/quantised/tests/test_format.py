@@ -100,6 +100,9 @@ def test_experts_are_divided_whatever_attention_does(model_folder: Folders) -> N
     [problem] = Fp8(model).problems(options, tp_size=2, compared=False)
     assert "experts.*.gate_proj.weight has 128 rows, 64 in a part" in problem
     assert not list(Fp8(model).problems({**options, "ep_size": 2}, tp_size=2, compared=False)), "a rank has whole ones"
+    uneven = read_architecture(model_folder("qwen3_moe", seed=1, **{**FITTING, "moe_intermediate_size": 192}))
+    [problem] = Fp8(uneven).problems({**options, "ep_size": 2}, tp_size=2, compared=False)
+    assert "experts.*.gate_proj.weight has 192 rows;" in problem, "SGLang wants whole blocks of undivided experts too"
 
 
 def test_scales_that_do_not_follow_their_weight_are_an_error(model_folder: Folders) -> None:
