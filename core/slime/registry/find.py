@@ -98,10 +98,10 @@ def find_plugins() -> list[FoundPlugin]:
         assert entry.dist is not None  # it is set by `entry_points`
         entries.setdefault(entry.dist, []).append(entry)
     found = []
-    for distribution, its in entries.items():
+    for distribution, points in entries.items():
         metadata = distribution.metadata  # parsed from the file each time, so once for all plugins of a distribution
         name, version = metadata["Name"], metadata["Version"]
-        found += [FoundPlugin(entry.name, entry.value, name, version, entry) for entry in its]
+        found += [FoundPlugin(entry.name, entry.value, name, version, entry) for entry in points]
     return sorted(found, key=lambda plugin: (not plugin.own, canonical(plugin.distribution), plugin.name))
 
 
@@ -145,7 +145,7 @@ def _near(name: str, found: Sequence[FoundPlugin]) -> str:
 
 # --- requirements in the format of PEP 508 ----------------------------------------------------------
 
-#: `NAME`, or `NAME>=1.2,<2`: what most specs have, and surely well-formed
+#: `NAME`, or `NAME>=1.2,<2`: what most specs have, and always well-formed
 _PLAIN = re.compile(
     r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*((?:>=|<=|==|!=|<|>)\d+(\.\d+)*(,(?:>=|<=|==|!=|<|>)\d+(\.\d+)*)*)?"
 )

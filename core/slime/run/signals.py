@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: seconds that Ray may take to start after an interruption; on a very busy machine it took 41, and it gives up after 60
 _START_S = 50.0
-#: seconds in which the thread that answers ends; it does not if a process that was forked holds its pipe open, or
-#: while nobody reads what it prints
+#: seconds to wait for the answering thread. It may not end: a forked process can hold the pipe open, and printing
+#: blocks while nobody reads.
 _ANSWERING_S = 1.0
 _ANSWERS = (
     "slime: {}: ending the run without saving, which can take a minute; {} twice more ends it at once",

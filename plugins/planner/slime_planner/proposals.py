@@ -52,12 +52,12 @@ def proposals(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
     fits: set[tuple[Any, ...]] = set()
     generation: EnginePlan | None = None
     rules = model.architecture.rules
-    of_experts = sum(math.prod(shape) for rule in rules if rule.expert is not None for shape in rule.shapes)
+    in_experts = sum(math.prod(shape) for rule in rules if rule.expert is not None for shape in rule.shapes)
     for candidate in _candidates(config, model, cluster):
         if _division(candidate) in fits:  # what saves more memory only takes longer
             continue
         tried += 1
-        largest = _at_least(candidate, model.parameters - of_experts, of_experts)
+        largest = _at_least(candidate, model.parameters - in_experts, in_experts)
         if largest <= have:
             # What is computed again does not change what is held.
             key = (*_division(candidate), candidate.megatron.get("optimizer_cpu_offload"))
@@ -93,13 +93,13 @@ def proposals(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
     return Proposals(best[:count], tried, refused)
 
 
-def _at_least(config: RunConfig, of_all: int, of_experts: int) -> float:
+def _at_least(config: RunConfig, outside_experts: int, in_experts: int) -> float:
     """Bytes of weights and gradients, if all ranks held the same: a quick answer for layouts that are far too large.
 
     Args:
         config: The run.
-        of_all: Numbers of the tensors that are in no expert.
-        of_experts: Those of the experts.
+        outside_experts: Parameters of the tensors that are in no expert.
+        in_experts: Those of the experts.
     """
     stated = config.megatron
     tensor, pipeline, expert = (
@@ -108,7 +108,7 @@ def _at_least(config: RunConfig, of_all: int, of_experts: int) -> float:
     if config.lora.asked:
         return 0.0
     gradient = 4 if stated.get("grad_reduce_in_fp32", True) else 2
-    return of_all / (tensor * pipeline) * (2 + gradient) + of_experts / (
+    return outside_experts / (tensor * pipeline) * (2 + gradient) + in_experts / (
         expert * int(stated.get("expert_tensor_parallel_size") or tensor) * pipeline
     ) * (2 + gradient)
 

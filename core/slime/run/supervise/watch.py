@@ -51,7 +51,7 @@ _RAY_AGENTS = {
 class _Node:
     """Another machine with processes of the run."""
 
-    #: Ray's, and its address
+    #: Ray's id of it
     id: str
     address: str
     #: what watches there
