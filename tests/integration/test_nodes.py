@@ -34,7 +34,7 @@ THREE = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nodes() -> Iterator[Cluster]:
     """Two nodes that serve one device each."""
     with cluster([1, 1]) as made:
