@@ -7,26 +7,20 @@ documentation without slime's code. Weights and all metrics must agree.
 
 from __future__ import annotations
 
-import os
-import pickle
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tests.support.model_folders import Folders
-from tests.support.worker import Worker
-from tests.train.harness import RankLauncher
+from tests.train.harness import RankLauncher, run_ranks
 from tests.train.textbook import TextbookRun, parse_flags
 from tests.train.wiring_cases import CASES, Case, make_groups, relative_difference
 from torch import Tensor
 
 from slime.config import RunConfig, load_config
 from slime.config.options import AlgorithmOptions
-from slime.engine.ports import free_port
 from slime.errors import SlimeError
 from slime.registry.plugin_set import survey_plugins
 from slime.types import Group, Sample
@@ -92,7 +86,7 @@ def textbooks(model_folder: Folders) -> Textbooks:
     return Textbooks(model_folder("qwen3", **SHAPE), model_folder("qwen3", seed=2, **SHAPE))
 
 
-def slime_training(config: RunConfig, groups: list[list[Group]], run_dir: Path) -> Outcome:
+def slime_training(launcher: RankLauncher, config: RunConfig, groups: list[list[Group]], run_dir: Path) -> Outcome:
     """What `slime train` makes of these groups, without the processes of a run."""
     from tests.train.critics import backbone, head_of
 
@@ -100,36 +94,17 @@ def slime_training(config: RunConfig, groups: list[list[Group]], run_dir: Path) 
     from slime.rollout.train_batch import TrainBatch
     from slime.run.trainer import build_estimator
 
-    rank = RankLauncher(0, 1, free_port()).start(
-        config, *build_estimator(config, run_dir, load_plugins(config.plugins)), run_dir
-    )
-    try:
-        metrics = []
-        for number, rollout in enumerate(groups):
-            batch = TrainBatch.from_groups(rollout, rollout=number, num_steps=config.batch.steps)
-            metrics.append({k: v for k, v in rank.train(batch).items() if not k.startswith("time/")})
-        weights = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
-        if rank.critic is not None:
-            weights |= {f"critic.{name}": tensor for name, tensor in backbone(rank).items()}
-            weights["critic.head"] = head_of(rank)
-    finally:
-        rank.close()
+    rank = launcher.start(config, *build_estimator(config, run_dir, load_plugins(config.plugins)), run_dir)
+    metrics = []
+    for number, rollout in enumerate(groups):
+        batch = TrainBatch.from_groups(rollout, rollout=number, num_steps=config.batch.steps)
+        metrics.append({k: v for k, v in rank.train(batch).items() if not k.startswith("time/")})
+    weights = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
+    if rank.critic is not None:
+        weights |= {f"critic.{name}": tensor for name, tensor in backbone(rank).items()}
+        weights["critic.head"] = head_of(rank)
+    rank.close()
     return Outcome(metrics, weights)
-
-
-def stopped_or_trained(config: RunConfig, groups: list[list[Group]], run_dir: Path) -> bytes:
-    """The outcome, or the error's text, pickled: tensors by value."""
-    try:
-        return pickle.dumps(slime_training(config, groups, run_dir))
-    except SlimeError as error:
-        return pickle.dumps(str(error))
-
-
-@pytest.fixture(scope="module")
-def train() -> Iterator[Callable[..., Any]]:
-    """`stopped_or_trained` in one process, one run after the other: most of a short run is the start of its process."""
-    with closing(Worker()) as worker:
-        yield lambda *arguments: pickle.loads(worker(240, stopped_or_trained, *arguments))
 
 
 def differences(got: Outcome, expected: Outcome, start: dict[str, Tensor]) -> list[str]:
@@ -148,41 +123,32 @@ def differences(got: Outcome, expected: Outcome, start: dict[str, Tensor]) -> li
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.row("A1")
-def test_a_command_line_trains_as_the_textbook_does(
-    name: str, textbooks: Textbooks, train: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_command_line_trains_as_the_textbook_does(name: str, textbooks: Textbooks, tmp_path: Path) -> None:
     argv, groups, expected = textbooks(CASES[name])
-    got = train(load_config(argv), groups, tmp_path)
+    [got] = run_ranks(slime_training, 1, load_config(argv), groups, tmp_path, timeout_s=240)
     start = TextbookRun(parse_flags(argv)).weights()
     assert not differences(got, expected, start)
+
+
+def stopped_or_trained(launcher: RankLauncher, config: RunConfig, groups: list[list[Group]], run_dir: Path) -> Any:
+    """The outcome, or the error's text."""
+    try:
+        return slime_training(launcher, config, groups, run_dir)
+    except SlimeError as error:
+        return str(error)
 
 
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize("tolerance", [[], ["--true-on-policy-tolerance", "0.1"]], ids=["default", "wide"])
-def test_true_on_policy_mode_trains_or_stops(
-    tolerance: list[str], textbooks: Textbooks, train: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_true_on_policy_mode_trains_or_stops(tolerance: list[str], textbooks: Textbooks, tmp_path: Path) -> None:
     argv, groups, expected = textbooks(Case("--advantage-estimator rloo", noise=0.01))
     config = load_config([*argv, "--true-on-policy-mode", *tolerance])
-    got = train(config, groups, tmp_path)
+    [got] = run_ranks(stopped_or_trained, 1, config, groups, tmp_path, timeout_s=240)
     if tolerance:
         assert not differences(got, expected, TextbookRun(parse_flags(argv)).weights())
     else:
         assert "trained tokens by more than --true-on-policy-tolerance 0.0001" in got
-
-
-@pytest.mark.slow
-def test_a_case_that_hangs_or_dies_fails_and_the_next_has_another_process() -> None:
-    with closing(Worker()) as worker:
-        first = worker(240, os.getpid)
-        assert worker(240, os.getpid) == first != os.getpid()
-        with pytest.raises(AssertionError, match=r"the process of sleep did not end within 0\.1 s, and was killed"):
-            worker(0.1, time.sleep, 3600)
-        second = worker(240, os.getpid)
-        with pytest.raises(AssertionError, match="the process of _exit died, exit code 3"):
-            worker(240, os._exit, 3)
-        assert len({first, second, worker(240, os.getpid)}) == 3
 
 
 # --- no flag without a case -------------------------------------------------------------------------
