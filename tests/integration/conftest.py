@@ -186,12 +186,22 @@ def engine(model: Path, fork_server: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @contextlib.contextmanager
+def started_runs() -> Iterator[list[SlimeRun]]:
+    """A list for runs, whose processes are killed at the end."""
+    started: list[SlimeRun] = []
+    try:
+        yield started
+    finally:
+        for run in started:
+            kill_marked(run.mark)
+
+
+@contextlib.contextmanager
 def starting(root: Path, model: Path, data: Path) -> Iterator[Callable[..., SlimeRun]]:
     """Starts `slime train` in a folder with the flags of a small run plus those given; kills what is left at the end.
 
     With `bare` the given flags are all there are.
     """
-    started: list[SlimeRun] = []
 
     def start(*flags: str, name: str = "run", reward: bool = True, bare: bool = False) -> SlimeRun:
         log, command = root / f"{name}.log", ["train"]
@@ -208,11 +218,8 @@ def starting(root: Path, model: Path, data: Path) -> Iterator[Callable[..., Slim
         started.append(run)
         return run
 
-    try:
+    with started_runs() as started:
         yield start
-    finally:
-        for run in started:
-            kill_marked(run.mark)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.integration.conftest import SlimeRun, kill_marked, launch
+from tests.integration.conftest import SlimeRun, launch, started_runs
 from tests.support.nodes import Cluster, cluster
 
 from slime.observe.metrics import depends_on_time
@@ -44,7 +44,6 @@ def nodes() -> Iterator[Cluster]:
 @contextlib.contextmanager
 def starting_on(folder: Path, model: Path, data: Path) -> Iterator[Start]:
     """Starts `slime train` on the first node of a cluster, or on this machine if that is None."""
-    started: list[SlimeRun] = []
 
     def start(where: Cluster | None, *flags: str, name: str, layout: Sequence[str] = LAYOUT) -> SlimeRun:
         words = ["train", "--run-name", name, "--hf-checkpoint", str(model), "--prompt-data", str(data), *layout]
@@ -59,11 +58,8 @@ def starting_on(folder: Path, model: Path, data: Path) -> Iterator[Start]:
         started.append(run := SlimeRun(folder, process, mark, log, name))
         return run
 
-    try:
+    with started_runs() as started:
         yield start
-    finally:
-        for run in started:
-            kill_marked(run.mark)
 
 
 @pytest.fixture
