@@ -98,6 +98,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Transport]:
         return made[-1]
 
     monkeypatch.setattr(transports, "create_transport", create)
+    monkeypatch.setattr("slime.train.rank.is_first_of_stage", lambda: True)
     return made
 
 
@@ -110,8 +111,11 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_every_rank_gathers_and_the_first_sends(number: int, made: list[Transport], tmp_path: Path) -> None:
+def test_every_rank_gathers_and_the_first_of_a_stage_sends(
+    number: int, made: list[Transport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rank = OneRank(number, tmp_path)
+    monkeypatch.setattr("slime.train.rank.is_first_of_stage", lambda: number == 0)
     for version in ("1", "2"):
         rank.sync_weights(["http://127.0.0.1:1"], None, 1, version)
     assert rank.gathered == ["a", "b"] * 2
