@@ -7,9 +7,8 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
-from slime_launch.link_speed import Link
+from slime_launch.link_speed import Link, slow
 from slime_launch.node_facts import DRIVER, NodeFacts, Seen
 
 _CLOCK_S = 2.0
@@ -18,8 +17,6 @@ _TEMPORARY = 1_000_000_000
 _OPEN_FILES = 8192
 #: with fewer free ports a run asks the kernel for others
 _PORTS = 64
-#: of the speed that half of the links have
-_SLOW = 0.25
 #: nodes from which on Ray's own settings are too small when all of them start processes at once
 _MANY_NODES = 64
 #: what is advised for so many; `RAY_` stands before each name
@@ -184,14 +181,13 @@ def of_ports(nodes: Mapping[str, CheckedNode], wanted: Mapping[int, str]) -> Ite
 
 def of_links(links: Sequence[Link]) -> Iterator[Problem]:
     """Pairs of nodes that do not reach each other, or much more slowly than others do."""
-    rates = [link.broadcast for link in links if link.broadcast]
-    usual = median(rates) if rates else 0.0
+    slow_ones, usual = slow(links)
     for link in links:
         pair = " and ".join(link.nodes)
         if link.broadcast is None:
             advice = "Open all ports from 1024 on between the nodes, and start Ray with addresses that others reach"
             yield Problem(pair, f"processes of them do not reach each other: {link.reason}", advice)
-        elif link.broadcast < _SLOW * usual:
+        elif link in slow_ones:
             found = f"{rate_text(link.broadcast)} between them, and {rate_text(usual)} between others"
             yield Problem(pair, found, "Look at their cables, switches and interfaces, and at what else sends there")
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from statistics import median
 from typing import Any
 
 #: two processes that have not connected, or exchanged one message, by then do not reach each other
@@ -20,6 +21,8 @@ _FIRST, _MOST = 1 << 20, 256 << 20
 _LONG_S = 1.0
 #: how long a node may take to say that it is still there, after a pair of it gave no answer
 _THERE_S = 10.0
+#: of the speed that half of the links have
+_SLOW = 0.25
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,17 @@ def rounds(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
         seats[1:] = [seats[-1], *seats[1:-1]]
 
 
+def slow(links: Sequence[Link]) -> tuple[list[Link], float]:
+    """The links that are much slower than others, and the bytes per second that half of all carry."""
+    rates = [link.broadcast for link in links if link.broadcast]
+    usual = median(rates) if rates else 0.0
+    return [link for link in links if link.broadcast is not None and link.broadcast < _SLOW * usual], usual
+
+
 def measure(talkers: Mapping[str, Any], addresses: Mapping[str, str]) -> list[Link]:
-    """Measure each pair of nodes, those of a round at the same time.
+    """Measure each pair of nodes, those of a round at the same time; then each slow one once more, by itself.
+
+    A node that was busy for a moment makes a link look slow; a broken cable does so twice. The better speed counts.
 
     Args:
         talkers: Ray's handle of the `Talker` of each node.
@@ -121,38 +133,48 @@ def measure(talkers: Mapping[str, Any], addresses: Mapping[str, str]) -> list[Li
 
     # A node that fails or is late here is named by its pairs.
     ray.wait([talker.import_torch.remote() for talker in talkers.values()], num_returns=len(talkers), timeout=_IMPORT_S)
-    found, silent = [], set[str]()
+    found, silent = dict[tuple[str, str], Link](), set[str]()
     for pairs in rounds(sorted(talkers)):
-        asked = []
-        for pair in pairs:
-            one = pair[0]
-            if silent & {*pair}:
-                continue  # each further pair of it would take as long
-            port = talkers[one].listen.remote(addresses[one])
-            calls = [
-                talkers[node].talk.remote(rank, addresses[node], addresses[one], port) for rank, node in enumerate(pair)
-            ]
-            asked.append((pair, calls))
-        deadline = time.monotonic() + 4 * TALK_S
-        for pair, calls in asked:
-            try:
-                small, rate = zip(*ray.get(calls, timeout=max(1.0, deadline - time.monotonic())), strict=True)
-            except ray.exceptions.GetTimeoutError:
-                gone = _silent({name: talkers[name] for name in pair})
-                silent |= gone
-                reason = f"no answer for {4 * TALK_S:g} s"
-                if gone:
-                    reason += (
-                        f", and {' and '.join(sorted(gone))} answers nothing else (no more of its pairs are tried)"
-                    )
-                found.append(Link(pair, reason=reason))
-            except ray.exceptions.RayTaskError as error:
-                found.append(Link(pair, reason=str(error.cause or error).strip().splitlines()[0].rstrip(".")))
-            except ray.exceptions.RayError as error:
-                found.append(Link(pair, reason=type(error).__name__))
-            else:
-                found.append(Link(pair, max(small), min(rate)))
-    return found
+        found |= {link.nodes: link for link in _meet(pairs, talkers, addresses, silent)}
+    for once in slow([*found.values()])[0]:
+        for again in _meet([once.nodes], talkers, addresses, silent):
+            found[once.nodes] = max(once, again, key=lambda link: link.broadcast or 0.0)
+    return [*found.values()]
+
+
+def _meet(
+    pairs: Sequence[tuple[str, str]], talkers: Mapping[str, Any], addresses: Mapping[str, str], silent: set[str]
+) -> Iterator[Link]:
+    """Measure these pairs at the same time, except those of `silent` nodes, to which those that freeze are added."""
+    import ray
+
+    asked = []
+    for pair in pairs:
+        one = pair[0]
+        if silent & {*pair}:
+            continue  # each further pair of it would take as long
+        port = talkers[one].listen.remote(addresses[one])
+        calls = [
+            talkers[node].talk.remote(rank, addresses[node], addresses[one], port) for rank, node in enumerate(pair)
+        ]
+        asked.append((pair, calls))
+    deadline = time.monotonic() + 4 * TALK_S
+    for pair, calls in asked:
+        try:
+            small, rate = zip(*ray.get(calls, timeout=max(1.0, deadline - time.monotonic())), strict=True)
+        except ray.exceptions.GetTimeoutError:
+            gone = _silent({name: talkers[name] for name in pair})
+            silent |= gone
+            reason = f"no answer for {4 * TALK_S:g} s"
+            if gone:
+                reason += f", and {' and '.join(sorted(gone))} answers nothing else (no more of its pairs are tried)"
+            yield Link(pair, reason=reason)
+        except ray.exceptions.RayTaskError as error:
+            yield Link(pair, reason=str(error.cause or error).strip().splitlines()[0].rstrip("."))
+        except ray.exceptions.RayError as error:
+            yield Link(pair, reason=type(error).__name__)
+        else:
+            yield Link(pair, max(small), min(rate))
 
 
 def _silent(talkers: Mapping[str, Any]) -> set[str]:

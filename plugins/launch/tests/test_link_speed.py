@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import socket
 import threading
+from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import psutil
 import pytest
 import ray
 
-from slime_launch.link_speed import Talker, measure
+from slime_launch.link_speed import Talker, measure, slow
 from slime_launch.node_settings import free_port
 from slime_launch.node_state import OWN_PORTS
 
@@ -61,10 +62,10 @@ def test_a_side_listens_on_its_own_address_alone() -> None:
 
 
 class FakeTalker:
-    """Answers at once, but freezes at its first exchange if it is to."""
+    """Answers at once, with the rates it is given and then 1 GB/s, but freezes at its first exchange if it is to."""
 
-    def __init__(self, freezes: bool, end: threading.Event) -> None:
-        self._freezes, self._end, self._pool = freezes, end, ThreadPoolExecutor(1)
+    def __init__(self, end: threading.Event, *, freezes: bool = False, rates: Sequence[float] = ()) -> None:
+        self._freezes, self._end, self._rates, self._pool = freezes, end, [*rates], ThreadPoolExecutor(1)
         self.talks = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -79,10 +80,13 @@ class FakeTalker:
         self.talks += 1
         if self._freezes:
             self._end.wait(60)
-        return 1e-3, 1e9
+        return 1e-3, self._rates.pop(0) if self._rates else 1e9
 
 
-def test_a_node_that_freezes_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rays_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's `wait` and `get`, for the futures of a `FakeTalker`."""
+
     def wait(calls: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         assert num_returns == len(calls)
         done, missing = futures.wait(calls, timeout)
@@ -95,10 +99,14 @@ def test_a_node_that_freezes_is_waited_for_once(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", get)
+
+
+@pytest.mark.usefixtures("rays_calls")
+def test_a_node_that_freezes_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slime_launch.link_speed.TALK_S", 0.25)
     monkeypatch.setattr("slime_launch.link_speed._THERE_S", 1.0)
     end = threading.Event()
-    talkers = {name: FakeTalker(name == "c", end) for name in "abcde"}
+    talkers = {name: FakeTalker(end, freezes=name == "c") for name in "abcde"}
     found = {link.nodes: link for link in measure(talkers, dict.fromkeys(talkers, "10.0.0.1"))}
     end.set()
     [(pair, link)] = [(pair, link) for pair, link in found.items() if link.broadcast is None]
@@ -108,6 +116,20 @@ def test_a_node_that_freezes_is_waited_for_once(monkeypatch: pytest.MonkeyPatch)
     assert talkers["c"].talks == 1
     # All pairs of the others were measured.
     assert len(found) == 6 + 1
+
+
+@pytest.mark.usefixtures("rays_calls")
+@pytest.mark.parametrize(("again", "kept"), [(1e9, 1e9), (0.1e9, 0.2e9)])
+def test_a_slow_pair_is_measured_once_more_and_its_better_speed_counts(again: float, kept: float) -> None:
+    end = threading.Event()
+    # Three rounds: b and c, a and c, a and b; then b and c again.
+    talkers = {"a": FakeTalker(end), "b": FakeTalker(end, rates=[0.2e9, 1e9, again]), "c": FakeTalker(end)}
+    links = measure(talkers, dict.fromkeys(talkers, "10.0.0.1"))
+    assert [(link.nodes, link.broadcast) for link in links] == [
+        (("b", "c"), kept), (("a", "c"), 1e9), (("a", "b"), 1e9),
+    ]  # fmt: skip
+    assert [talker.talks for talker in talkers.values()] == [2, 3, 3]
+    assert [link.nodes for link in slow(links)[0]] == ([("b", "c")] if kept < 1e9 else [])
 
 
 @pytest.mark.slow
