@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.support.full_disk import on_a_small_disk
 
-from slime.cli.checkpoint_choice import Fallback, intact_checkpoint, intact_or_before
+from slime.cli.checkpoint_choice import intact_checkpoint, intact_or_before
 from slime.config import load_config
 from slime.errors import CheckpointError, disk_problem
 from slime.run.checkpoint import files as checkpoint_files
@@ -224,23 +224,23 @@ def test_an_intact_checkpoint_lists_every_file_but_its_state(root: Path) -> None
 def test_the_newest_intact_checkpoint_before_the_damaged_ones_is_used(root: Path) -> None:
     (root / "rollout_000006" / "megatron" / "__0_0.distcp").write_bytes(b"")
     (root / "rollout_000004" / "state.json").unlink()
-    found = intact_or_before(root)
-    assert isinstance(found, Fallback)
-    assert (found.checkpoint.place, found.checkpoint.rollouts_done, found.lost) == (root / "rollout_000002", 2, 4)
-    newest, before = found.problems
+    found, [newest, before, cost] = intact_or_before(root)
+    assert (found.place, found.rollouts_done) == (root / "rollout_000002", 2)
+    assert newest.startswith("skipped: ") and before.startswith("skipped: ")
     assert "rollout_000006 is damaged: megatron/__0_0.distcp has 0 bytes, and had 2048" in newest
     assert "rollout_000004" in before
+    assert cost == f"the run continues from {root}/rollout_000002: 4 rollouts are lost, and are done again"
 
 
 def test_nothing_is_skipped_where_nothing_is_damaged(root: Path) -> None:
-    found = intact_or_before(root / "rollout_000004")
-    assert not isinstance(found, Fallback) and found.rollouts_done == 4
+    found, notes = intact_or_before(root / "rollout_000004")
+    assert found.rollouts_done == 4 and notes == []
 
 
 def test_what_lies_behind_the_chosen_checkpoint_is_not_used(root: Path) -> None:
     (root / "rollout_000004" / "config.toml").unlink()
-    found = intact_or_before(root / "rollout_000004")
-    assert isinstance(found, Fallback) and (found.checkpoint.place.name, found.lost) == ("rollout_000002", 2)
+    found, notes = intact_or_before(root / "rollout_000004")
+    assert found.place.name == "rollout_000002" and "2 rollouts are lost" in notes[-1]
 
 
 @pytest.mark.parametrize("pointer", [b"", b"rollout_000099\n", None])
@@ -249,10 +249,10 @@ def test_with_a_damaged_pointer_the_newest_of_all_is_used(root: Path, pointer: b
         (root / "latest").unlink()
     else:
         (root / "latest").write_bytes(pointer)
-    found = intact_or_before(root)
-    assert isinstance(found, Fallback) and found.checkpoint.place.name == "rollout_000006"
-    assert found.lost == (93 if pointer == b"rollout_000099\n" else 0)
-    assert len(found.problems) == 1 and str(root) in found.problems[0]
+    found, [problem, cost] = intact_or_before(root)
+    assert found.place.name == "rollout_000006"
+    assert ("93 rollouts are lost" if pointer == b"rollout_000099\n" else "no rollout is lost") in cost
+    assert str(root) in problem
 
 
 def test_if_all_are_damaged_the_newest_is_named(root: Path) -> None:

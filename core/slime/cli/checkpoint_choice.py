@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,29 +52,21 @@ def intact_checkpoint(folder: Path, command: str) -> Checkpoint:
     raise CheckpointError(f"{message}{end}{_advice(folder, command)}") from problems[0]
 
 
-@dataclass(frozen=True)
-class Fallback:
-    """The checkpoint that is used in place of a damaged one."""
-
-    checkpoint: Checkpoint
-    #: what is wrong with each that was skipped
-    problems: tuple[str, ...]
-    #: how many rollouts were done when the newest of those was saved, and are not any more
-    lost: int
-
-
-def intact_or_before(folder: Path) -> Checkpoint | Fallback:
+def intact_or_before(folder: Path) -> tuple[Checkpoint, list[str]]:
     """The checkpoint that `folder` is or names, or if it is damaged the newest intact one before it.
 
     Those after it are not looked at: a run may have been continued from an earlier one on purpose. If `latest` is
     damaged, so that nobody knows which is meant, it is the newest intact one of all.
+
+    Returns:
+        The checkpoint, and notes on those that were skipped: what is wrong with each, and what that costs.
 
     Raises:
         CheckpointError: None is intact; the message names what is wrong with the newest.
     """
     problems: list[CheckpointError] = []
     if (checkpoint := newest_intact([folder], problems.append)) is not None:
-        return checkpoint
+        return checkpoint, []
     named = IS_CHECKPOINT(folder.name)
     root = folder if named is None else folder.parent
     if named is None:
@@ -85,7 +76,12 @@ def intact_or_before(folder: Path) -> Checkpoint | Fallback:
     untried = [path for path in candidates if named is None or number_of(path.name) < int(named[1])]
     if (checkpoint := newest_intact(untried, problems.append)) is not None:
         first = int(named[1]) if named is not None else number_of(candidates[0].name)
-        return Fallback(checkpoint, tuple(map(str, problems)), first - checkpoint.rollouts_done)
+        lost = first - checkpoint.rollouts_done
+        cost = f"{lost} rollouts are lost, and are done again" if lost else "no rollout is lost"
+        return checkpoint, [
+            *(f"skipped: {problem}" for problem in problems),
+            f"the run continues from {checkpoint.place}: {cost}",
+        ]
     if len(candidates) < 2:
         raise problems[0]
     message = str(problems[0]).rstrip(".")

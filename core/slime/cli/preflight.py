@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slime.cli.checkpoint_choice import (
-    Fallback,
     intact_checkpoint,
     intact_or_before,
     later_checkpoints,
@@ -38,7 +37,7 @@ from slime.cli.preflight_model import (
     trainer_problems,
     weight_problems,
 )
-from slime.cli.preflight_plugins import check_plugins, check_resume
+from slime.cli.preflight_plugins import CheckedPlugins, check_plugins, check_resume
 from slime.cli.preflight_prompts import PromptFacts, check_prompts
 from slime.cli.preflight_tokens import check_vocabulary, end_notes, load_tokenizer
 from slime.cli.run_folders import LOCK, require_export_folder, require_own_folder
@@ -51,7 +50,6 @@ from slime.config.eval_sets import eval_sets
 from slime.config.run_config import SECTION_OF, nvidia_devices
 from slime.errors import SlimeError
 from slime.platform import platform_of
-from slime.plugin import FamilySpec
 from slime.registry.plugin_set import PluginSet
 from slime.registry.provenance import model_code
 from slime.registry.resolve import Resolved
@@ -77,12 +75,12 @@ class Preflight:
     #: what the user should know, although the run can start
     notes: list[str]
     checkpoint: Checkpoint | None  #: of --load
-    #: why and where --load continues from an earlier checkpoint than the one that it names
-    fallback: Fallback | None
     #: whether a resumed run has not been evaluated after its last rollout
     unevaluated: bool
     #: what the run would need to start and is not here, of a run that is only planned
     unchecked: list[str]
+    with_engines: bool  #: whether the run starts engines
+    with_critic: bool  #: whether it trains a critic
 
     @property
     def trained(self) -> bool:
@@ -104,17 +102,6 @@ class Preflight:
         """The folder of --save-hf at the end of the run."""
         done = self.config.num_rollout if self.finished is None else self.finished.rollouts_done
         return Path(str(self.config.checkpoint.save_hf).format(rollout=done))
-
-    @property
-    def with_engines(self) -> bool:
-        """Whether the run starts engines."""
-        return bool(self.used["generator"].component.spec.needs_engine)
-
-    @property
-    def with_critic(self) -> bool:
-        """Whether the run trains a critic."""
-        estimator = self.used.get("estimator")
-        return estimator is not None and "critic" in estimator.component.spec.needs
 
 
 def preflight(
@@ -147,22 +134,21 @@ def preflight(
     """
     checked = check_plugins(config, functions)
     problems = [*functions.problems, *problems_of(config), *map(str, checked.refused.values()), *checked.problems]
-    generator = checked.used.get("generator")
-    with_engines = generator is None or bool(generator.component.spec.needs_engine)
+    generator, with_engines = checked.used.get("generator"), checked.with_engines
     # What is wrong with the family itself has been reported.
     models = None if "family" in checked.refused else Models(checked.plugins, config, run_dir)
     unchecked: list[str] = []
     absent = unchecked if plans else problems
     model = None if models is None else _check_models(config, models, problems, absent)
-    family = checked.used["family"].component if "family" in checked.used else None
-    if with_engines and family is not None and isinstance(family.spec, FamilySpec) and family.spec.not_served:
-        problems.append(f"--hf-checkpoint {config.checkpoint.hf_checkpoint}: {family.spec.not_served}")
+    family = checked.used.get("family")
+    if with_engines and family is not None and family.component.spec.not_served:
+        problems.append(f"--hf-checkpoint {config.checkpoint.hf_checkpoint}: {family.component.spec.not_served}")
     if with_engines and model is not None and not serves_checkpoint:
         quantised = config.sync.rollout_quantization is not None
         unfit = None if quantised else engine_problem(model, synced=trains, on_gpu=config.on_gpu)
         problems += [] if unfit is None else [unfit]
         problems += [*quantisation_problems(config, model.architecture), *draft_problems(config, model.architecture)]
-    data, prompts = _check_data(config, model, problems, checked.used)
+    data, prompts = _check_data(config, model, problems, checked)
     with _collected(problems):
         text = None if generator is None else text_note(generator.component, config)
         prompts.notes += [] if text is None else [text]
@@ -172,8 +158,7 @@ def preflight(
             " evaluate in a run with another --generator"
         )
     if trains and model is not None and not problems:
-        critic = "critic" in checked.used["estimator"].component.spec.needs if "estimator" in checked.used else False
-        problems += trainer_problems(config, model, with_critic=critic)
+        problems += trainer_problems(config, model, with_critic=checked.with_critic)
     if with_engines and not problems and config.cluster.rollout_external_engine_addrs:
         problems += external_problems(config)
     elif with_engines and not problems:
@@ -189,15 +174,13 @@ def preflight(
         lacking = problems if nvidia_devices() else absent
         lacking += device_problems(config, with_engines=with_engines, trains=trains)
         problems += machine_problems(config, run_dir, with_engines=with_engines)
-    found = _check_checkpoints(config, run_dir, checked.plugins, model, problems, unevaluated=unevaluated)
+    checkpoint, skipped = _check_checkpoints(config, run_dir, checked.plugins, model, problems, unevaluated=unevaluated)
     stop_on(problems)
     assert model is not None
-    fallback = found if isinstance(found, Fallback) else None
-    if fallback is not None:
-        used = config.checkpoint.model_copy(update={"load": str(fallback.checkpoint.place)})
-        config = config.model_copy(update={"checkpoint": used})
+    if skipped and checkpoint is not None:
+        config = config.with_options("checkpoint", load=str(checkpoint.place))
     notes = [
-        *_skipped_notes(fallback),
+        *skipped,
         *_code_notes(config),
         *prompts.notes,
         *length_notes(config, model),
@@ -205,7 +188,6 @@ def preflight(
         *_engine_notes(config, with_engines=with_engines),
         *machine_notes(config, with_engines=with_engines, trains=trains),
     ]
-    checkpoint = found.checkpoint if isinstance(found, Fallback) else found
     return Preflight(
         config,
         run_dir,
@@ -216,9 +198,10 @@ def preflight(
         prompts.example,
         notes,
         checkpoint,
-        fallback,
         unevaluated,
         unchecked,
+        with_engines,
+        checked.with_critic,
     )
 
 
@@ -275,16 +258,15 @@ def _check_models(config: RunConfig, models: Models, problems: list[str], absent
 
 
 def _check_data(
-    config: RunConfig, model: ModelFacts | None, problems: list[str], used: Mapping[str, Resolved]
+    config: RunConfig, model: ModelFacts | None, problems: list[str], plugins: CheckedPlugins
 ) -> tuple[list[DataFacts], PromptFacts]:
     """Check the prompt files, and return what was found in them and in one prompt."""
     tokenizer, found = None, PromptFacts()
-    generator = used.get("generator")
-    with_engines = generator is None or bool(generator.component.spec.needs_engine)
+    generator = plugins.used.get("generator")
     sets = []
     with _collected(problems):
-        for one in prompt_sets(config, with_engines=with_engines):
-            own = used.get(f"generator[eval.{one.name}]") if one.evaluation else None
+        for one in prompt_sets(config, with_engines=plugins.with_engines):
+            own = plugins.used.get(f"generator[eval.{one.name}]") if one.evaluation else None
             asked = own or generator
             sets.append(one if asked is None else replace(one, form=one.form.showing(asked.prompt_tools(config))))
     if model is not None and sets and has_tokenizer(model.folder):
@@ -320,11 +302,11 @@ def _check_checkpoints(
     problems: list[str],
     *,
     unevaluated: bool,
-) -> Checkpoint | Fallback | None:
+) -> tuple[Checkpoint | None, list[str]]:
     """Check the checkpoints to start from and the folders to write to, and that the run may continue the run of --load.
 
     Returns:
-        The checkpoint of --load, or the one before it that is intact.
+        The checkpoint of --load, or the one before it that is intact; and notes on those that were skipped.
     """
     with _collected(problems):
         require_own_folder(config, run_dir)
@@ -334,18 +316,16 @@ def _check_checkpoints(
         with _collected(problems):
             initial = Path(config.checkpoint.initial_megatron_checkpoint)
             require_initial(initial, config, None if model is None else (model.architecture, model.folder))
+    checkpoint: Checkpoint | None = None
+    skipped: list[str] = []
     if config.checkpoint.load is None:
-        return None
-    found: Checkpoint | Fallback | None = None
+        return checkpoint, skipped
     with _collected(problems):
         folder = Path(config.checkpoint.load)
-        skips = config.checkpoint.skip_damaged_checkpoints
-        found = (
-            intact_or_before(folder)
-            if skips
-            else intact_checkpoint(folder, "--load {}, or add --skip-damaged-checkpoints")
-        )
-        checkpoint = found.checkpoint if isinstance(found, Fallback) else found
+        if config.checkpoint.skip_damaged_checkpoints:
+            checkpoint, skipped = intact_or_before(folder)
+        else:
+            checkpoint = intact_checkpoint(folder, "--load {}, or add --skip-damaged-checkpoints")
         if model is not None:
             require_model(checkpoint, model.architecture, model.folder)
         # A run with other problems cannot be compared. A finished one is only exported or evaluated.
@@ -355,7 +335,7 @@ def _check_checkpoints(
             check_resume(plugins, checkpoint.plugins, config)
             if (difference := other_reference(checkpoint, config)) is not None:
                 logger.warning("%s", difference)
-    return found
+    return checkpoint, skipped
 
 
 # --- notes ------------------------------------------------------------------------------------------
@@ -377,15 +357,6 @@ _OF_ENGINES = (
     "rollout_stop_token_ids",
     *(name for name, section in SECTION_OF.items() if section == "sync"),
 )
-
-
-def _skipped_notes(fallback: Fallback | None) -> Iterator[str]:
-    """Which checkpoints were skipped, and what that costs."""
-    if fallback is not None:
-        for problem in fallback.problems:
-            yield f"skipped: {problem}"
-        lost = f"{fallback.lost} rollouts are lost, and are done again" if fallback.lost else "no rollout is lost"
-        yield f"the run continues from {fallback.checkpoint.place}: {lost}"
 
 
 def _code_notes(config: RunConfig) -> Iterator[str]:

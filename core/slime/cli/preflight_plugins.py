@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from slime.compat.functions import PlacedFunctions
 from slime.config import RunConfig
 from slime.errors import PluginError, PluginLoadError, PluginNotFoundError, SlimeError, one_line
 from slime.errors.raised import report
-from slime.registry.component import LOCAL_DISTRIBUTION, Component
+from slime.registry.component import LOCAL_DISTRIBUTION
 from slime.registry.kinds import SLOTS
 from slime.registry.load import hook_of
 from slime.registry.plugin_set import PluginSet, load_plugins, survey_plugins
@@ -35,6 +35,18 @@ class CheckedPlugins:
     #: what else is wrong
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def with_engines(self) -> bool:
+        """Whether the run starts engines; if its generator cannot be used, it is taken for one that needs them."""
+        generator = self.used.get("generator")
+        return generator is None or bool(generator.component.spec.needs_engine)
+
+    @property
+    def with_critic(self) -> bool:
+        """Whether the run trains a critic."""
+        estimator = self.used.get("estimator")
+        return estimator is not None and "critic" in estimator.component.spec.needs
+
 
 def check_plugins(config: RunConfig, functions: PlacedFunctions) -> CheckedPlugins:
     """Check every component that a resolved configuration names; nothing heavy is imported."""
@@ -53,10 +65,10 @@ def check_plugins(config: RunConfig, functions: PlacedFunctions) -> CheckedPlugi
         except SlimeError as error:
             checked.refused[use.slot] = error
     problems += _unused_options(config)
-    generator_used = checked.used.get("generator")
-    if config.rollout.max_turns is not None and generator_used and generator_used.component.spec.single_turn:
+    generator = checked.used.get("generator")
+    if config.rollout.max_turns is not None and generator and generator.component.spec.single_turn:
         problems.append(
-            f"--max-turns {config.rollout.max_turns} has no effect: {generator_used.component.title} has one turn per"
+            f"--max-turns {config.rollout.max_turns} has no effect: {generator.component.title} has one turn per"
             " conversation. Drop it, or choose a --generator with several"
         )
     if not (problems or checked.refused or functions.problems):
@@ -65,11 +77,10 @@ def check_plugins(config: RunConfig, functions: PlacedFunctions) -> CheckedPlugi
             check_config(plugins, config)
         except SlimeError as error:
             problems.append(str(error))
-        generator = checked.used["generator"].component
-        if config.rollout.partial_rollout and not generator.spec.resumes:
+        if config.rollout.partial_rollout and generator and not generator.component.spec.resumes:
             problems.append(
-                f"--partial-rollout: {generator.title} cannot continue a response that was cut short (its spec lacks"
-                " resumes=True). Drop the flag; responses that over-sampling aborts are then started again"
+                f"--partial-rollout: {generator.component.title} cannot continue a response that was cut short (its"
+                " spec lacks resumes=True). Drop the flag; responses that over-sampling aborts are then started again"
             )
     return checked
 
@@ -121,7 +132,7 @@ def check_resume(plugins: PluginSet, saved: Mapping[str, Any], config: RunConfig
     are strict, for other code (`PluginLoadError`).
     """
     try:
-        differences = list(check_saved(saved, plugins.provenance(config), plugins.find, strict=plugins.strict))
+        differences = list(_differences(plugins, saved, plugins.provenance(config)))
     # A checkpoint may come from somewhere else, and its file may hold any JSON object.
     except (KeyError, TypeError, AttributeError) as error:
         raise PluginLoadError(f"plugins.json of the checkpoint is damaged: {one_line(error)}") from error
@@ -129,14 +140,12 @@ def check_resume(plugins: PluginSet, saved: Mapping[str, Any], config: RunConfig
         logger.warning("%s", difference)
 
 
-def check_saved(
-    saved: Mapping[str, Any], now: Mapping[str, Any], find: Callable[[str, str], Component], *, strict: bool
-) -> Iterator[str]:
+def _differences(plugins: PluginSet, saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Warnings about differences between two `plugins.json`.
 
     - A component that is not installed any more raises `PluginNotFoundError`. (A file of the user's own may have moved;
       it is compared only if the run uses a file at the same path.)
-    - Changed code, or another version or distribution, is a warning; if `strict`, it raises `PluginLoadError`.
+    - Changed code, or another version or distribution, is a warning; with strict plugins, a `PluginLoadError`.
     - Another component or other options are a warning, since they may be intended.
     """
     if saved.get("format") != FORMAT:
@@ -149,7 +158,7 @@ def check_saved(
         made = f"the checkpoint was made with {was['kind']} {was['id']}"
         try:
             if was["distribution"] != LOCAL_DISTRIBUTION:
-                find(was["kind"], was["id"])
+                plugins.find(was["kind"], was["id"])
         except PluginNotFoundError as error:
             raise PluginNotFoundError(
                 f"{made} of {was['distribution']} {was['version']}, which is missing. {error}"
@@ -168,7 +177,7 @@ def check_saved(
     if files := [name for name in sorted({*was, *use}) if was.get(name) != use.get(name)]:
         messages.append(f"the checkpoint was made with other code of the model folder: {', '.join(files)}")
     for message in messages:
-        if strict:
+        if plugins.strict:
             raise PluginLoadError(f"{message}, and [plugins] strict is on")
         yield message
 
