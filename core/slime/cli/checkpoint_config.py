@@ -7,10 +7,8 @@ would run code or reach another machine: those settings must be repeated on the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from slime.cli.checkpoint_choice import intact_checkpoint
 from slime.config import RunConfig
 from slime.config.eval_options import EvalOptions
 from slime.config.flags import SGLANG, Setting, Settings
@@ -24,34 +22,19 @@ from slime.config.options import (
 )
 from slime.config.run_file import parse_run_file
 from slime.config.weight_options import CheckpointOptions
-from slime.errors import CheckpointError, ConfigError
+from slime.errors import ConfigError
 from slime.registry.function_path import Reference
 from slime.run.checkpoint.files import read_description
-from slime.run.checkpoint.read import Checkpoint
+from slime.run.checkpoint.read import CONFIG, Checkpoint
 
 #: switches of SGLang that run code of a request
 _SGLANG_CODE = ("enable_custom_logit_processor", "trust_request_chat_template")
 
 
-def checkpoint_of_user(folder: Path, command: str) -> Checkpoint:
-    """An intact checkpoint that the user names: problems with it are bad input. For `command` see `intact_checkpoint`.
-
-    Raises:
-        ConfigError: It is missing or damaged.
-    """
-    try:
-        return intact_checkpoint(folder, command)
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
-
-
 def saved_settings(checkpoint: Checkpoint) -> Settings:
     """The settings of the run that saved a checkpoint."""
-    path = checkpoint.path / "config.toml"
-    try:
-        return parse_run_file(read_description(path), str(path))
-    except CheckpointError as error:
-        raise ConfigError(str(error)) from error
+    path = checkpoint.path / CONFIG
+    return parse_run_file(read_description(path), str(path))
 
 
 def require_no_foreign_code(saved: Settings, stated: Settings, used: RunConfig) -> None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slime.cli.checkpoint_choice import require_model
-from slime.cli.checkpoint_config import (
-    checkpoint_of_user,
-    exporting_config,
-    require_no_foreign_code,
-    saved_settings,
-)
+from slime.cli.checkpoint_choice import intact_checkpoint, require_model
+from slime.cli.checkpoint_config import exporting_config, require_no_foreign_code, saved_settings
 from slime.cli.output import page
 from slime.cli.preflight import Preflight, preflight
-from slime.cli.text_layout import block, count
+from slime.cli.text_layout import count
 from slime.cli.train import make_run_folder, run_folder
-from slime.cli.train_help import flag_lines
+from slime.cli.train_help import flag_named, flags_block
 from slime.compat.functions import PlacedFunctions, place_functions
 from slime.config import RunConfig, resolve
 from slime.config.assemble import assemble
@@ -28,8 +23,8 @@ from slime.config.choices import choice_problems, override
 from slime.config.command_line import CommandLine
 from slime.config.devices import engine_devices
 from slime.config.eval_sets import EvalSetSettings, eval_sets, evaluation, evaluation_notes, rewards_of_sets
-from slime.config.flag_table import find_flag, flags_of
-from slime.config.flags import Flag, Setting, Settings
+from slime.config.flag_table import flags_of
+from slime.config.flags import Setting, Settings
 from slime.config.options import (
     AlgorithmOptions,
     ComponentOptions,
@@ -40,7 +35,7 @@ from slime.config.options import (
 from slime.config.run_config import DEFAULT_GENERATORS
 from slime.config.run_file import read_run_file
 from slime.config.weight_options import CheckpointOptions, LoraOptions
-from slime.errors import CheckpointError, ConfigError
+from slime.errors import ConfigError
 from slime.run.checkpoint.read import Checkpoint
 
 _USAGE = """\
@@ -107,7 +102,8 @@ def run(argv: Sequence[str]) -> int:
     """The command; returns its exit code.
 
     Raises:
-        ConfigError: Bad input, before any process starts.
+        CheckpointError: The checkpoint is missing, damaged or another model's.
+        ConfigError: Other bad input, before any process starts.
         SlimeError: The evaluation failed.
     """
     if "--help" in argv or "-h" in argv:
@@ -125,10 +121,7 @@ def run(argv: Sequence[str]) -> int:
         serves_checkpoint=request.checkpoint is not None,
     )
     if request.checkpoint is not None:
-        try:
-            require_model(request.checkpoint, checked.model.architecture, checked.model.folder)
-        except CheckpointError as error:
-            raise ConfigError(str(error)) from error
+        require_model(request.checkpoint, checked.model.architecture, checked.model.folder)
     notes = [*evaluation_notes(request.config), *checked.notes]
     if _DRY_RUN in argv:
         print("\n".join(_plan(request, checked, notes)))
@@ -155,7 +148,8 @@ def read_request(argv: Sequence[str], default_name: str, *, exports: bool = Fals
         exports: Whether only the weights are wanted, and none of the run's functions.
 
     Raises:
-        ConfigError: The words, or what they name, cannot be read.
+        CheckpointError: They name a checkpoint that is missing or damaged.
+        ConfigError: The words, or what else they name, cannot be read.
     """
     line = CommandLine(argv)
     command = "slime convert {} DIR" if exports else "slime eval {}"
@@ -165,7 +159,7 @@ def read_request(argv: Sequence[str], default_name: str, *, exports: bool = Fals
     if load is None:
         checkpoint = None
     elif checkpoint is None or load != str(checkpoint.path):
-        checkpoint = checkpoint_of_user(Path(load), "--load {}")
+        checkpoint = intact_checkpoint(Path(load), "--load {}")
     # Nobody sends weights to engines of others here, whose addresses a checkpoint of somebody else must not choose.
     if ("cluster", "rollout_external_engine_addrs") in line.settings.items:
         raise ConfigError(
@@ -187,7 +181,7 @@ def _settings_of(path: Path, command: str) -> tuple[Settings, Checkpoint | None]
         return read_run_file(path), None
     if (path / "config.json").is_file():
         return Settings({("checkpoint", "hf_checkpoint"): Setting(str(path), str(path))}), None
-    checkpoint = checkpoint_of_user(path, command)
+    checkpoint = intact_checkpoint(path, command)
     folder = str(checkpoint.path)
     return override(saved_settings(checkpoint), Settings({("checkpoint", "load"): Setting(folder, folder)})), checkpoint
 
@@ -268,14 +262,8 @@ def _describe(one: EvalSetSettings) -> str:
 
 
 def _help() -> str:
-    chosen = [flag for name in _HELP_FLAGS if (flag := find_flag(name)) is not None]
-    parts = [_USAGE, block("most used", _help_lines(chosen))]
+    parts = [_USAGE, flags_block("most used", map(flag_named, _HELP_FLAGS), _HELP_TEXTS)]
     for section in _HELP_SECTIONS:
         listed = [flag for flag in flags_of(section) if flag.alias_of is None and flag.name not in _HELP_WITHOUT]
-        parts.append(block(f"[{section}]", _help_lines(listed)))
+        parts.append(flags_block(f"[{section}]", listed, _HELP_TEXTS))
     return "\n".join(parts)
-
-
-def _help_lines(flags: Iterable[Flag]) -> Iterator[str]:
-    for flag in flags:
-        yield from flag_lines(flag, _HELP_TEXTS.get(flag.name))

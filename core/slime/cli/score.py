@@ -15,16 +15,15 @@ from typing import Any, cast
 
 from slime.cli.arguments import Arguments
 from slime.cli.output import page
-from slime.cli.resume import CONFIG
-from slime.cli.text_layout import block, count
-from slime.cli.train_help import flag_lines
+from slime.cli.text_layout import count
+from slime.cli.train_help import flag_named, flags_block
 from slime.compat.functions import place_functions
 from slime.config import RunConfig, resolve
 from slime.config.assemble import assemble, stop_on
 from slime.config.checks import lost_secrets
 from slime.config.choices import choice_problems, override
 from slime.config.command_line import CommandLine
-from slime.config.flag_table import find_flag, flags_of
+from slime.config.flag_table import flags_of
 from slime.config.flags import Settings
 from slime.config.run_file import read_run_file
 from slime.errors import ConfigError, DataError, SlimeError
@@ -37,6 +36,7 @@ from slime.registry.kinds import SLOTS
 from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.registry.resolve import Resolved, components_used
 from slime.rollout.failures import EVALUATION_SAMPLES, SMALL_ROLLOUT
+from slime.run.checkpoint.read import CONFIG
 from slime.types import Sample
 
 _USAGE = """\
@@ -365,10 +365,8 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _help() -> str:
-    chosen = [flag for name in _HELP_FLAGS if (flag := find_flag(name)) is not None]
     listed = [
         flag for flag in flags_of("reward") if flag.alias_of is None and flag.name != "custom-reward-post-process-path"
     ]
-    parts = [block("keys of FILE", chain.from_iterable(flag_lines(flag, None) for flag in chosen))]
-    parts.append(block("[reward]", chain.from_iterable(flag_lines(flag, None) for flag in listed)))
-    return "\n".join([_USAGE, *parts])
+    keys = flags_block("keys of FILE", map(flag_named, _HELP_FLAGS))
+    return "\n".join([_USAGE, keys, flags_block("[reward]", listed)])

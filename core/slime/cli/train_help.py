@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
-from slime.cli.help_topics import Topic, example, topics, topics_of
+from slime.cli.help_topics import example, topics, topics_of
 from slime.cli.plugins_show import options_table
 from slime.cli.text_layout import WIDTH, block, entry
 from slime.compat.functions import place_functions
@@ -90,12 +91,12 @@ _CHOICES = 40
 def train_help(argv: Sequence[str] = ()) -> str:
     """The text of `slime train --help`; `argv` is the rest of the command line, which may choose components."""
     slots = ", ".join(f"--{name.replace('_', '-')}.OPTION" for name in SLOTS)
-    first = [line for name in _FIRST for line in _first_lines(_flag(name))]
+    first = [line for name in _FIRST for line in _first_lines(flag_named(name))]
     rest = _REST.format(slots=textwrap.fill(slots, WIDTH, break_on_hyphens=False))
     blocks = [_USAGE.format(example=example()), block("nine runs in ten set:", first), rest]
     for section, options in SECTIONS.items():
         title = f"[{section}]  {(options.__doc__ or '').splitlines()[0]}"
-        blocks.append(_flags_block(title, flags_of(section)))
+        blocks.append(flags_block(title, flags_of(section)))
     return "\n".join([*blocks, *_chosen_components(argv)])
 
 
@@ -105,7 +106,7 @@ def engine_help(target: str) -> str:
         MEGATRON: "Megatron's options, from the installed megatron-core. --no-NAME turns a switch off.",
         SGLANG: "SGLang's server options, from the installed sglang. --sglang-no-NAME turns a switch off.",
     }[target]
-    return _flags_block(title, flags_of(target))
+    return flags_block(title, flags_of(target))
 
 
 def search_help(words: Sequence[str]) -> str:
@@ -124,13 +125,16 @@ def search_help(words: Sequence[str]) -> str:
         return all(pattern.search(text) for pattern in patterns)
 
     answers = topics_of(wanted)
-    blocks, engines = [_topic_block(topic) for topic in answers], list[str]()
+    blocks, engines = list[str](), list[str]()
+    for topic in answers:
+        lines = [line for name in topic.flags for line in _first_lines(flag_named(name))]
+        blocks.append(block(f"{topic.text} ({topic.page})", lines))
     told = {name for topic in answers for name in topic.flags}
     for target in (*SECTIONS, MEGATRON, SGLANG):
         if flags := [flag for flag in flags_of(target) if flag.name not in told and found(flag.spelled, flag.help)]:
             # Those whose name has the word first.
             flags.sort(key=lambda flag: not found(flag.spelled))
-            (engines if target in (MEGATRON, SGLANG) else blocks).append(_flags_block(f"[{target}]", flags))
+            (engines if target in (MEGATRON, SGLANG) else blocks).append(flags_block(f"[{target}]", flags))
     components: list[str] = []
     for component in survey_plugins().registered:
         slot = KINDS[component.kind].slots[-1].prefixes[0]
@@ -152,11 +156,6 @@ def search_help(words: Sequence[str]) -> str:
     return "\n".join([*blocks, *engines])
 
 
-def _topic_block(topic: Topic) -> str:
-    lines = [line for name in topic.flags for line in _first_lines(_flag(name))]
-    return block(f"{topic.text} ({topic.page})", lines)
-
-
 def _other_names(found: Callable[..., bool]) -> Iterator[str]:
     """Options of other frameworks with a word, by their tables; of the original slime those that differ here."""
     tables: tuple[tuple[NameTable, str], ...] = (
@@ -171,7 +170,8 @@ def _other_names(found: Callable[..., bool]) -> Iterator[str]:
                 yield from entry(f"  {name}", [f"{framework}: {instead.replace('`', '')}"], "")
 
 
-def _flag(name: str) -> Flag:
+def flag_named(name: str) -> Flag:
+    """The flag of this name (no leading dashes), which must be one."""
     flag = find_flag(name)
     assert flag is not None, f"--{name} is no flag"
     return flag
@@ -181,7 +181,7 @@ def _first_lines(flag: Flag) -> Iterator[str]:
     """A flag of the short list: also with the names of the components that it chooses among."""
     named = [slot for slot in SLOTS.values() if slot.flag == flag.spelled]
     choices = f"Installed: {', '.join(choices_of(flag))}." if named else ""
-    yield from flag_lines(flag, " ".join(part for part in (flag.help, choices) if part))
+    yield from _flag_lines(flag, " ".join(part for part in (flag.help, choices) if part))
 
 
 def choices_of(flag: Flag) -> list[str]:
@@ -193,14 +193,15 @@ def choices_of(flag: Flag) -> list[str]:
     return described.removeprefix("one of ").split(", ") if described.startswith("one of ") else []
 
 
-def flag_lines(flag: Flag, text: str | None = None, aliases: Sequence[str] = ()) -> Iterator[str]:
-    """One flag of a help text; `text` replaces its description."""
+def _flag_lines(flag: Flag, text: str, aliases: Sequence[str] = ()) -> Iterator[str]:
+    """One flag of a help text, described by `text`."""
     words = "" if flag.file_only else _placeholder(flag)
-    parts = [flag.help if text is None else text, f"(also {', '.join(aliases)})" if aliases else ""]
+    parts = [text, f"(also {', '.join(aliases)})" if aliases else ""]
     yield from entry(f"  {flag.spelled}{words}", [part for part in parts if part], flag.default)
 
 
-def _flags_block(title: str, flags: Iterable[Flag]) -> str:
+def flags_block(title: str, flags: Iterable[Flag], texts: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A block of a help text: these flags, each with its aliases among them. `texts` replaces descriptions, by name."""
     by_name = {flag.name: flag for flag in flags}
     aliases: dict[str, list[str]] = {}
     for flag in by_name.values():
@@ -210,7 +211,7 @@ def _flags_block(title: str, flags: Iterable[Flag]) -> str:
         line
         for flag in by_name.values()
         if flag.alias_of not in by_name
-        for line in flag_lines(flag, aliases=aliases.get(flag.name, ()))
+        for line in _flag_lines(flag, texts.get(flag.name, flag.help), aliases.get(flag.name, ()))
     ]
     return block(title, lines)
 
