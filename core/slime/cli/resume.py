@@ -21,10 +21,9 @@ from slime.errors import CheckpointError, ConfigError
 from slime.errors.redaction import MARK, redacted
 from slime.observe.metrics import eval_set_names, read_metrics
 from slime.run.checkpoint.files import LATEST
-from slime.run.checkpoint.read import STATE, checkpoints_in, read_checkpoint
+from slime.run.checkpoint.read import CONFIG, STATE, checkpoints_in, read_checkpoint
 
 AUTO = "auto"
-CONFIG = "config.toml"
 _FLAG = "--resume"
 
 
@@ -83,16 +82,8 @@ def _of_folder(folder: Path, words: Sequence[str]) -> RunConfig:
 
 def _of_command(words: Sequence[str]) -> RunConfig:
     """The configuration of a complete command line, continued if its run folder, or its `--save`, has a state of it."""
-    config = _continued(words)
-    if config.checkpoint.load is not None or not config.checkpoint.skip_damaged_checkpoints:
-        return config
-    # There is nothing to skip yet, so the flag would be refused.
-    return config.with_options("checkpoint", skip_damaged_checkpoints=False)
-
-
-def _continued(words: Sequence[str]) -> RunConfig:
     config = read_config(words)
-    name = config.run.run_name
+    name, save, load = config.run.run_name, config.checkpoint.save, config.checkpoint.load
     if name is None:
         raise ConfigError(
             f"{_FLAG} {AUTO} needs --run-name: without it every start is named by date and time, and finds nothing to"
@@ -100,12 +91,13 @@ def _continued(words: Sequence[str]) -> RunConfig:
         )
     folder = Path(config.run.output_dir) / name
     if (folder / CONFIG).is_file():
-        return config.with_options("checkpoint", load=_newest(_saved(folder), folder) or config.checkpoint.load)
+        load = _newest(_saved(folder), folder) or load
     # The run folder may have been on a machine that is gone.
-    save = config.checkpoint.save
-    if save is not None and config.checkpoint.load is None and _saved_by(Path(save), name):
-        return config.with_options("checkpoint", load=save)
-    return config
+    elif save is not None and load is None and _saved_by(Path(save), name):
+        load = save
+    # With nothing to continue there is nothing to skip, and the flag would be refused.
+    skips = config.checkpoint.skip_damaged_checkpoints and load is not None
+    return config.with_options("checkpoint", load=load, skip_damaged_checkpoints=skips)
 
 
 def _saved(folder: Path) -> RunConfig:
@@ -146,9 +138,8 @@ def _newest(saved: RunConfig, folder: Path) -> str | None:
 def _saved_by(root: Path, name: str) -> bool:
     """Whether the newest checkpoint in `root` was saved by a run of this name."""
     try:
-        path = read_checkpoint(root).path / CONFIG
-        return config_from_toml(path.read_text(encoding="utf-8"), path).run.run_name == name
-    except (CheckpointError, ConfigError, OSError, UnicodeDecodeError):
+        return read_checkpoint(root).config.run.run_name == name
+    except (CheckpointError, ConfigError):
         return False
 
 

@@ -16,7 +16,6 @@ from slime.cli.output import page, write
 from slime.cli.plan import lines_of_plugins, plan_text
 from slime.cli.preflight import Preflight, preflight
 from slime.cli.resume import (
-    CONFIG,
     continued_notes,
     is_finished,
     is_repeated,
@@ -34,7 +33,7 @@ from slime.errors import ConfigError, DiskFullError, SlimeError, writing
 from slime.errors.redaction import redacted
 from slime.observe.abandoned import set_aside_records
 from slime.observe.samples import write_whole
-from slime.run.checkpoint.read import read_checkpoint
+from slime.run.checkpoint.read import CONFIG, read_checkpoint
 from slime.shops import import_shop
 
 logger = logging.getLogger(__name__)
@@ -73,7 +72,9 @@ def run(argv: Sequence[str], *, elsewhere: bool = False) -> int:
     stated = read_config(words) if place is None else resumed_config(place, words)
     notes = config_notes(stated)
     functions = place_functions(stated)
-    config = name_run(resolve(functions.config), time.strftime("%Y-%m-%d_%H%M%S", started))
+    config = resolve(functions.config)
+    name = config.run.run_name or time.strftime("%Y-%m-%d_%H%M%S", started)
+    config = config.with_options("run", run_name=name)
     folder = run_folder(config)
     require_no_links_out(folder)
     with ExitStack() as held:
@@ -212,11 +213,6 @@ def _chooses(word: str) -> bool:
     return word.startswith("-") or word.endswith(".toml") or Path(word).is_file()
 
 
-def name_run(config: RunConfig, default: str) -> RunConfig:
-    """Name the run, unless it has a name."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"run_name": config.run.run_name or default})})
-
-
 def place_checkpoints(config: RunConfig) -> RunConfig:
     """Save checkpoints in the run folder if only their interval is set.
 
@@ -225,8 +221,7 @@ def place_checkpoints(config: RunConfig) -> RunConfig:
     options = config.checkpoint
     if options.save_interval is None or options.save is not None:
         return config
-    save = str(run_folder(config) / "checkpoints")
-    return config.model_copy(update={"checkpoint": options.model_copy(update={"save": save})})
+    return config.with_options("checkpoint", save=str(run_folder(config) / "checkpoints"))
 
 
 def run_folder(config: RunConfig) -> Path:
