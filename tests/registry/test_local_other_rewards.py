@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,23 @@ def test_all_metadata_are_the_extra_info_of_rows_without_one(tmp_path: Path) -> 
     """
     reward, _ = reward_of(write(tmp_path, "score.py", source), tmp_path)
     assert scores(reward, finished("4", level=2)) == [2.0]
+
+
+def test_an_async_function_for_verl_that_exits_fails_its_call_and_leaves_the_event_loop(tmp_path: Path) -> None:
+    source = """
+        import sys
+
+        async def compute_score(data_source, solution_str, ground_truth, extra_info):
+            sys.exit(f"no score for {solution_str}")
+    """
+    reward, _ = reward_of(write(tmp_path, "score.py", source), tmp_path)
+
+    async def tried() -> str:
+        with pytest.raises(SystemExit, match="no score for 4"):
+            await reward.score(finished("4", "5"))
+        return "the loop goes on"
+
+    assert asyncio.run(tried()) == "the loop goes on"
 
 
 def test_a_parameter_that_verl_does_not_pass_is_refused(tmp_path: Path) -> None:

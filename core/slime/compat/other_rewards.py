@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime.compat.rewards import AsyncReward, PlainReward, ScoreOptions, plain_answer, reader
+from slime.compat.rewards import AsyncReward, PlainReward, ScoreOptions, one_by_one, reader
 from slime.compat.signatures import ByName
 from slime.errors import PluginContractError
 from slime.plugin import Context, Reward, Sample
@@ -73,11 +72,4 @@ def verl_reward(local: LocalFunction, options: ScoreOptions, context: Context) -
             extra_info=extra,
         )
 
-    async def together(samples: Sequence[Sample]) -> object:
-        return list(await asyncio.gather(*map(answer, samples)))
-
-    def one_by_one(samples: Sequence[Sample]) -> object:
-        return [plain_answer(answer(sample)) for sample in samples]
-
-    reward_of = reader(options, context)
-    return AsyncReward(together, reward_of) if function.is_async else PlainReward(one_by_one, reward_of)
+    return one_by_one(answer, reader(options, context), is_async=function.is_async)

@@ -56,7 +56,7 @@ class PlainReward(_Reward):
 
     def score(self, samples: Sequence[Sample]) -> list[Reward]:
         """One reward per sample. Raises `PluginContractError` for an invalid answer."""
-        return self._rewards(plain_answer(self._answers(samples)), len(samples))
+        return self._rewards(_plain_answer(self._answers(samples)), len(samples))
 
 
 class AsyncReward(_Reward):
@@ -70,10 +70,18 @@ class AsyncReward(_Reward):
 def sample_reward(local: LocalFunction, options: ScoreOptions, context: Context) -> PlainReward | AsyncReward:
     """A function `(args, sample)` that returns a number, or a dictionary with one."""
     function, args = ByName.load(local), args_of(context)
+    reward_of = reader(options, context)
+    return one_by_one(lambda sample: function(args=args, sample=sample), reward_of, is_async=function.is_async)
+
+
+def one_by_one(
+    answer_to: Callable[[Sample], Any], reward_of: Callable[[object], Reward], *, is_async: bool
+) -> PlainReward | AsyncReward:
+    """A reward by a function that is called with one sample at a time; the calls of a coroutine function overlap."""
 
     async def outcome(sample: Sample) -> object:
         try:
-            return await function(args=args, sample=sample)
+            return await answer_to(sample)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - raised below; SystemExit here would end the event loop
             return error
 
@@ -84,11 +92,10 @@ def sample_reward(local: LocalFunction, options: ScoreOptions, context: Context)
                 raise answer
         return answers
 
-    def one_by_one(samples: Sequence[Sample]) -> object:
-        return [plain_answer(function(args=args, sample=sample)) for sample in samples]
+    def in_turn(samples: Sequence[Sample]) -> object:
+        return [_plain_answer(answer_to(sample)) for sample in samples]
 
-    reward_of = reader(options, context)
-    return AsyncReward(together, reward_of) if function.is_async else PlainReward(one_by_one, reward_of)
+    return AsyncReward(together, reward_of) if is_async else PlainReward(in_turn, reward_of)
 
 
 def batch_reward(local: LocalFunction, options: ScoreOptions, context: Context) -> PlainReward | AsyncReward:
@@ -163,7 +170,7 @@ def _as_many(answers: object, count: int) -> Sequence[object]:
     return listed
 
 
-def plain_answer(answer: object) -> object:
+def _plain_answer(answer: object) -> object:
     """What a plain function returned. Raises `PluginContractError` for an awaitable."""
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
