@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Slime
@@ -104,3 +105,19 @@ def test_zsh(script: Path, tmp_path: Path, typed: str, completed: str) -> None:
 def test_an_unknown_shell_is_refused_with_the_nearest(slime: Slime) -> None:
     refused = slime("completion", "fihs")
     assert refused.code == 2 and "takes one of bash, zsh, fish, got 'fihs'. Did you mean fish?" in refused.err
+
+
+def test_options_of_another_packages_command_are_known_although_its_parser_exits(slime: Slime, install: Any) -> None:
+    source = """
+        import argparse
+
+        def run(argv):
+            parser = argparse.ArgumentParser("slime mine")
+            parser.add_argument("--depth", help="how deep")
+            parser.parse_args(argv)
+            return 0
+    """
+    install("slime-mine", "1", {"mine": "mine_command"}, {"mine_command": source}, group="slime.commands")
+    printed = slime("completion", "fish")
+    assert printed.code == 0
+    assert "complete -c slime -n '__fish_seen_subcommand_from mine' -l depth -d 'how deep'" in printed.out

@@ -103,7 +103,8 @@ def _command(name: str, summary: str) -> _Command:
     """A command as its help text has it: that is where the options of those without flags of a run are declared."""
     printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):
+        # The parser of another package's command may end the process when it has printed its help.
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             module_of(name).run(["--help"])
     except SlimeError:  # a shop that is not installed
         return _Command(summary, {"--help": ""}, (), False)
