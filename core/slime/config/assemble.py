@@ -126,7 +126,8 @@ def _assign_options(slot: Slot, options: Mapping[str, Setting], items: dict[str,
 
     `--SLOT.OPTION` sets an option of the only component, `--SLOT.NAME.OPTION` one of the component NAME.
     """
-    stated = items.get(slot.key) or Setting(list(slot.default), f"--{slot.name}")
+    default = [choice.model_dump() for choice in SECTIONS[slot.section].model_fields[slot.key].default]
+    stated = items.get(slot.key) or Setting(default, f"--{slot.name}")
     choices = [{"name": one} if isinstance(one, str) else copy.deepcopy(one) for one in stated.value]
     for key, setting in options.items():
         name, dot, option = key.rpartition(".")

@@ -22,7 +22,7 @@ from slime.config.section import ComponentChoice, Section
 from slime.config.sglang_options import sglang_flags
 from slime.config.value_types import Arity, ValueType, type_of
 from slime.errors import did_you_mean
-from slime.registry.kinds import SLOTS, slot_prefixes
+from slime.registry.kinds import SLOTS
 from slime.registry.original_names import foreign_option_hint, instead_of
 
 _OWN = "own"
@@ -38,7 +38,7 @@ _ALIASES = {
     "tis-clip-low": "tis-threshold-low",
 }
 #: prefix of option flags -> slot
-_SLOTS = dict(slot_prefixes())
+_SLOTS = {prefix: slot for slot in SLOTS.values() for prefix in slot.prefixes}
 _COMPONENT_OPTION = re.compile(rf"({'|'.join(_SLOTS)})\.([^=]+)")
 
 
@@ -142,7 +142,7 @@ def _own_flags() -> Iterator[Flag]:
                 target=section,
                 key=key,
                 type=kind,
-                help=texts[section].get(key) or " ".join((field.description or "").split()),
+                help=texts[section].get(key, ""),
                 default=_default(field.get_default(call_default_factory=True)),
                 accumulates=kind.arity is Arity.PAIRS or section == "components",
                 file_only=_has_tables(field.annotation),
@@ -197,7 +197,7 @@ def component_option(name: str) -> tuple[str, str] | None:
     if match is None:
         return None
     component, dot, option = match[2].rpartition(".")
-    slot = SLOTS[_SLOTS[match[1]]]
+    slot = _SLOTS[match[1]]
     return None if dot and not slot.repeated else (slot.name, component + dot + option.replace("-", "_"))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model, field_validator
+from pydantic import Field, field_validator
 
 from slime.config.section import (
     ComponentChoice,
@@ -26,7 +26,6 @@ from slime.config.section import (
     TokenId,
     TopK,
 )
-from slime.registry.kinds import SLOTS
 
 KLEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
 
@@ -418,8 +417,13 @@ class PluginOptions(Section):
     """Distributions that must be installed, as NAME>=1.2,<2."""
 
 
-class _SeveralComponents(Section):
-    """Base of the section with one list of components per field."""
+class ComponentOptions(Section):
+    """Components that a run may have several of."""
+
+    tracker: list[ComponentChoice] = Field(default=[ComponentChoice(name="tensorboard")])
+    """Tracker components, which receive the run's metrics in addition to metrics.jsonl."""
+    panel: list[ComponentChoice] = Field(default=[])
+    """Panel components, which draw more of the run into the page of `slime view` and into report.html."""
 
     @field_validator("*", mode="after")
     @classmethod
@@ -430,21 +434,3 @@ class _SeveralComponents(Section):
         if any(choice.name == "none" for choice in choices):
             raise ValueError("none means no component: expected it alone and without options")
         return choices
-
-
-#: one field per slot that accepts several components: the choices, in order
-_repeated_slots: dict[str, Any] = {
-    slot.key: (
-        list[ComponentChoice],
-        Field(default=[ComponentChoice(name=name) for name in slot.default], description=slot.help),
-    )
-    for slot in SLOTS.values()
-    if slot.repeated
-}
-ComponentOptions: type[Section] = create_model(
-    "ComponentOptions",
-    __base__=_SeveralComponents,
-    __doc__="Components that a run may have several of.",
-    __module__=__name__,
-    **_repeated_slots,
-)

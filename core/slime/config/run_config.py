@@ -121,7 +121,7 @@ class RunConfig(BaseModel):
     lora: LoraOptions = LoraOptions()
     sync: SyncOptions = SyncOptions()
     #: a list of `ComponentChoice` for each slot that several components may fill, by the slot's name
-    components: Section = ComponentOptions()
+    components: ComponentOptions = ComponentOptions()
     plugins: PluginOptions = PluginOptions()
     #: Megatron options set by the user, by field name (by flag name for options that are not fields)
     megatron: Mapping[str, Any] = {}

@@ -7,7 +7,6 @@ and a protocol in `slime.plugin`, its hook in `slime.plugin.hooks`, the option t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slime.plugin import (
@@ -53,9 +52,6 @@ class Slot:
     list_key: str | None = None
     #: field that names a function or class of the user's own instead
     path_key: str | None = None
-    #: of a repeated slot, whose option is made from this row: its help text and default
-    help: str = ""
-    default: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -132,22 +128,8 @@ _FILTERS = (
 _GENERATOR = Slot("generator", "rollout", "generator", path_key="custom_generate_function_path")
 #: without a stated name, the family that config.json of --hf-checkpoint names
 _FAMILY = Slot("family", "checkpoint", "model_family")
-_TRACKER = Slot(
-    "tracker",
-    "components",
-    "tracker",
-    list_key="tracker",
-    help="Tracker components, which receive the run's metrics in addition to metrics.jsonl.",
-    default=("tensorboard",),
-)
-
-_PANEL = Slot(
-    "panel",
-    "components",
-    "panel",
-    list_key="panel",
-    help="Panel components, which draw more of the run into the page of `slime view` and into report.html.",
-)
+_TRACKER = Slot("tracker", "components", "tracker", list_key="tracker")
+_PANEL = Slot("panel", "components", "panel", list_key="panel")
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -176,8 +158,3 @@ BATCH_FUNCTIONS = {
 def kind_of(slot: str) -> Kind:
     """The kind of component that fills a slot."""
     return next(kind for kind in KINDS.values() if any(one.name == slot for one in kind.slots))
-
-
-def slot_prefixes() -> Iterator[tuple[str, str]]:
-    """(prefix of option flags, slot) of every slot."""
-    return ((prefix, slot.name) for slot in SLOTS.values() for prefix in slot.prefixes)
