@@ -64,7 +64,8 @@ class RecordingObservers:
 def observe(run_dir: Path) -> tuple[RunObserver, io.StringIO, RecordingObservers]:
     recording = RecordingObservers()
     plugins: PluginSet = load_plugins(CONFIG.plugins)
-    object.__setattr__(plugins, "observers", recording)
+    object.__setattr__(plugins, "observe", recording.call)
+    object.__setattr__(plugins, "observer_failures", recording.failures)
     out = io.StringIO()
     return RunObserver(CONFIG, run_dir, plugins, file=out), out, recording
 

@@ -81,14 +81,14 @@ REPORTER = """
 def test_what_plugins_make_of_a_closed_run_is_returned(install: Any) -> None:
     install("slime-report", "1", {"report": "reporter_mod"}, {"reporter_mod": REPORTER})
     plugins = load_plugins(PluginOptions(allow=["report"], deny=["viewer"]))
-    written = plugins.observers.call("slime_run_closed", run_dir=Path("r"), outcome="finished", build_panel=None)
+    written = plugins.observe("slime_run_closed", run_dir=Path("r"), outcome="finished", build_panel=None)
     assert written == [{"finished.html": "r"}]
 
 
 def test_observers_get_the_arguments_they_declare(install: Any) -> None:
     install("slime-watch", "1", {"watch": "watcher_mod"}, {"watcher_mod": WATCHER.replace(", extra=None", "")})
     plugins = survey_plugins()
-    call = plugins.observers.call
+    call = plugins.observe
     call("slime_run_started", run_dir=Path("r"), config="c")
     call("slime_step_finished", step=1, metrics={"loss": 0.5})
     call("slime_checkpoint_saved", step=1, path=Path("p"))
@@ -112,13 +112,13 @@ def test_an_observer_that_raises_is_reported_once_and_counted(install: Any, capl
     plugins = survey_plugins()
     with caplog.at_level(logging.WARNING):
         for step in range(3):
-            plugins.observers.call("slime_step_finished", step=step, metrics={})
+            plugins.observe("slime_step_finished", step=step, metrics={})
     assert (
         caplog.text.count("slime_step_finished() of plugin raise (slime-a-raise 2.0) raised OSError: disk full at 0")
         == 1
     )
     assert "disk full at 1" not in caplog.text
-    assert plugins.observers.failures["raise", "slime_step_finished"] == 3
+    assert plugins.observer_failures["raise", "slime_step_finished"] == 3
     assert len(plugins.plugins[-1].module.seen) == 3  # the other observer was still called
 
 
@@ -182,8 +182,8 @@ def test_an_observer_cannot_exit_the_process(install: Any) -> None:
         "slime-leave", "1", {"leave": "leaver_mod"}, {"leaver_mod": RAISER.replace("raise OSError", "raise SystemExit")}
     )
     plugins = survey_plugins()
-    plugins.observers.call("slime_step_finished", step=0, metrics={})
-    assert plugins.observers.failures["leave", "slime_step_finished"] == 1
+    plugins.observe("slime_step_finished", step=0, metrics={})
+    assert plugins.observer_failures["leave", "slime_step_finished"] == 1
 
 
 def test_slimes_own_plugins_accept_an_ordinary_configuration(config: Any) -> None:

@@ -335,7 +335,7 @@ class RunObserver:
         if isinstance(error, Exception):
             logger.error("%s", error, exc_info=None if isinstance(error, SlimeError) else error, extra=_FILE_ONLY)
         self._call_plugins("slime_run_finished", run_dir=self._run_dir, outcome=outcome)
-        failures = {} if self._plugins is None else self._plugins.observers.failures
+        failures = {} if self._plugins is None else self._plugins.observer_failures
         problems = [f"errors in {hook}() of plugin {plugin}: {times}" for (plugin, hook), times in failures.items()]
         problems += close_all(self._trackers, outcome)
         with self._sink("metrics.jsonl"):
@@ -403,7 +403,7 @@ class RunObserver:
                 logger.warning("%s cannot be written; the run continues: %s", name, told(error, self._run_dir / name))
 
     def _call_plugins(self, hook: str, **arguments: object) -> list[Any]:
-        return [] if self._plugins is None else self._plugins.observers.call(hook, **arguments)
+        return [] if self._plugins is None else self._plugins.observe(hook, **arguments)
 
 
 def told(error: Exception, path: Path) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -36,39 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("slime.registry")
 
 
-class Observers:
-    """Calls the observer hooks (`slime_run_started`, `slime_step_finished`, ...) of every plugin.
-
-    What a plugin raises is reported once, counted, and never ends the run.
-    """
-
-    def __init__(self, manager: pluggy.PluginManager, plugins: Sequence[FoundPlugin]) -> None:
-        self._manager = manager
-        self._plugins = plugins
-        #: (plugin, hook) -> what calls it; pluggy makes a new one each time, and hooks are called at every step
-        self._callers: dict[tuple[str, str], pluggy.HookCaller] = {}
-        #: (plugin, hook) -> how often it raised
-        self.failures: Counter[tuple[str, str]] = Counter()
-
-    def call(self, hook: str, **arguments: Any) -> list[Any]:
-        """Call `hook` of every plugin that has it, in the order in which plugins are listed; what they returned."""
-        results: list[Any] = []
-        for found in self._plugins:
-            try:
-                if (caller := self._callers.get((found.name, hook))) is None:
-                    caller = self._callers[found.name, hook] = hook_of(self._manager, hook, found.name)
-                results += caller(**arguments)
-            except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - the boundary around an observer
-                self._report(found, hook, error)
-        return results
-
-    def _report(self, found: FoundPlugin, hook: str, error: BaseException) -> None:
-        self.failures[found.name, hook] += 1
-        if self.failures[found.name, hook] == 1:
-            where = f"{hook}() of plugin {found.name} ({found.package})"
-            logger.warning("%s\n  The run continues, and later failures are only counted.", report(where, error))
-
-
 @dataclass(frozen=True)
 class PluginSet:
     """The plugins of this process. Every process loads its own; their fingerprints must be equal."""
@@ -83,12 +50,12 @@ class PluginSet:
     registered: tuple[Component, ...]
     #: functions of the user's own
     given: tuple[LocalComponent, ...]
-    #: calls the observer hooks of every plugin
-    observers: Observers
     #: whether differences from a checkpoint's plugins are errors instead of warnings
     strict: bool
     #: calls their hooks
     manager: pluggy.PluginManager
+    #: (plugin, observer hook) -> how often it raised
+    observer_failures: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     # --- components --------------------------------------------------------------------------------
 
@@ -179,6 +146,27 @@ class PluginSet:
         """The hooks that a plugin implements besides those that register components."""
         callers = self.manager.get_hookcallers(plugin.module) or []
         return sorted({caller.name for caller in callers} - {kind.hook for kind in KINDS.values()})
+
+    def observe(self, hook: str, **arguments: Any) -> list[Any]:
+        """Call an observer hook (`slime_run_started`, `slime_step_finished`, ...) of every plugin that has it.
+
+        What a plugin raises is reported once, counted, and never ends the run.
+
+        Returns:
+            What they returned, in the order in which plugins are listed.
+        """
+        results: list[Any] = []
+        for found in (plugin.found for plugin in self.plugins):
+            try:
+                results += hook_of(self.manager, hook, found.name)(**arguments)
+            except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - the boundary around an observer
+                self.observer_failures[found.name, hook] += 1
+                if self.observer_failures[found.name, hook] == 1:
+                    where = f"{hook}() of plugin {found.name} ({found.package})"
+                    logger.warning(
+                        "%s\n  The run continues, and later failures are only counted.", report(where, error)
+                    )
+        return results
 
     def build(self, kind: str, name: str, options: Mapping[str, Any], context: Context) -> Any:
         """Import a component's class and make `Class(options, context)`.
@@ -297,7 +285,6 @@ def survey_plugins(options: PluginOptions | None = None, given: Sequence[LocalCo
         skipped=skipped,
         registered=tuple(component for plugin in loaded for component in plugin.components),
         given=tuple(given),
-        observers=Observers(manager, [plugin.found for plugin in loaded]),
         strict=options is not None and options.strict,
         manager=manager,
     )

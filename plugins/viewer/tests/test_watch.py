@@ -38,7 +38,7 @@ def test_any_other_reward_begins_the_count_anew() -> None:
 
 
 def test_a_run_tells_it_as_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    call = load_plugins(PluginOptions(allow=["viewer"])).observers.call
+    call = load_plugins(PluginOptions(allow=["viewer"])).observe
     for _ in range(2):  # a run that starts anew counts anew
         call("slime_run_started", run_dir=tmp_path, config=RunConfig())
         for step in range(9):
@@ -52,7 +52,7 @@ def test_a_run_tells_it_as_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_a_run_names_its_page_when_it_starts_unless_it_is_quiet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call = load_plugins(PluginOptions(allow=["viewer"])).observers.call
+    call = load_plugins(PluginOptions(allow=["viewer"])).observe
     call("slime_run_started", run_dir=tmp_path / "it is mine", config=RunConfig())
     assert capsys.readouterr().out == f"in the browser: slime view '{tmp_path}/it is mine'\n"
     call("slime_run_started", run_dir=tmp_path, config=RunConfig(run=RunOptions(quiet=True)))
