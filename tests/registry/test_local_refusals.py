@@ -192,7 +192,6 @@ def test_a_bad_function_is_refused_with_line_and_signatures(
         ("{folder}/a_folder.py", PluginNotFoundError, "a_folder.py cannot be read: Is a directory"),
         ("{folder}/custom_rm", ConfigError, r"expected FILE.py, FILE.py:NAME or package.module:NAME. Did you mean"),
         ("custom_rm", ConfigError, "expected FILE.py"),
-        ("local:{folder}/custom_rm.py", ConfigError, "write it without `local:`"),
         ("no_such_package.rewards:score", PluginNotFoundError, "there is no module no_such_package.rewards"),
         ("json.decoder.scor", ConfigError, r"Did you mean json.decoder:scor\?"),
         ("json.decoder:scor", PluginNotFoundError, "decoder.py has no scor"),

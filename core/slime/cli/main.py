@@ -116,12 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
-    except PreemptedError as preempted:
-        _tell(str(preempted))
-        _print_notes(preempted)
-        return preempted.exit_code
     except SlimeError as error:
-        _fail(str(error))
+        (_tell if isinstance(error, PreemptedError) else _fail)(str(error))
         _print_notes(error)
         return error.exit_code
     except BrokenPipeError:

@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from slime.cli.arguments import Arguments
@@ -110,7 +110,8 @@ def _list(words: Sequence[str]) -> int:
         return print_pins() if stated.freeze else print_differences(stated.compare)
     from slime.cli.plugins_list import installed
 
-    with _prints_to_stderr():
+    # What plugins print is not for stdout: that is for the command's own output, which may be JSON.
+    with contextlib.redirect_stdout(sys.stderr):
         found = installed(kind=stated.kind, load=not stated.no_load)
     if stated.json:
         print(found.content.model_dump_json(indent=2))
@@ -147,7 +148,7 @@ def _show(words: Sequence[str]) -> int:
     parser.add_argument("id", metavar="ID")
     parser.add_argument("--kind", type=_kind)
     stated = parser.read(words)
-    with _prints_to_stderr():
+    with contextlib.redirect_stdout(sys.stderr):
         texts = [component_text(component) for component in _selected(survey_plugins(), stated.id, stated.kind)]
     write("\n\n".join(texts))
     return 0
@@ -169,7 +170,7 @@ def _check(words: Sequence[str]) -> int:
         components += [one for one in _selected(plugins, name, stated.kind) if one not in components]
     failed = 0
     for component in components:
-        with _prints_to_stderr():
+        with contextlib.redirect_stdout(sys.stderr):
             checked = check_component(component, numbers=stated.numbers)
         failed += bool(checked.problems)
         word = "broken" if checked.problems else "ok" if checked.kept else "-"
@@ -242,10 +243,3 @@ def _selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component
         for spelling in (one.id, one.name, one.found.name, one.found.distribution)
     }
     raise PluginNotFoundError(f"no {what} is called {name!r}.{did_you_mean(name, known)} `slime plugins` lists them.")
-
-
-@contextlib.contextmanager
-def _prints_to_stderr() -> Iterator[None]:
-    """Redirect what plugins print to stderr: stdout is for the command's own output, which may be JSON."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield

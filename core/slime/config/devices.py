@@ -142,14 +142,8 @@ def layer_backend(config: RunConfig) -> Iterator[str]:
             f"{flag} excludes adapters (--lora-rank, --lora-load): its layers join norm and projection, and an adapter"
             " needs what is between them. Drop the flag"
         )
-    exact = [
-        name
-        for name, on in (
-            ("--deterministic", config.run.deterministic),
-            ("--deterministic-mode", config.megatron.get("deterministic_mode")),
-        )
-        if on
-    ]
+    exact = config.stated("deterministic")
+    exact += ["--deterministic-mode"] if config.megatron.get("deterministic_mode") else []
     if chosen == "fused" and exact:
         yield (
             f"{exact[0]} excludes {flag}: what is compiled for a micro-batch depends on those before it, and a resumed"

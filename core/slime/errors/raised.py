@@ -178,7 +178,8 @@ def _remedy(file: str, line: int, error: BaseException) -> str:
     checkout = Path(__file__).parents[3]
     package = _installed_in(file)
     names = _distributions().get(package, []) if package is not None else []
-    if "slime-rl" in names or (package is None and _is_own(Path(file), checkout)):
+    own = [checkout / folder for folder in ("core", "plugins")]
+    if "slime-rl" in names or (package is None and any(map(Path(file).is_relative_to, own))):
         # slime's own components raise RuntimeError for what others did, such as a service that answers 500, and its
         # plugins ValueError for data that they cannot use, such as a sample without a label;
         # errors of slime are for what a user can mend.
@@ -203,7 +204,3 @@ def _remedy(file: str, line: int, error: BaseException) -> str:
 def _distributions() -> Mapping[str, list[str]]:
     """Top-level package -> the distributions that it comes from."""
     return importlib.metadata.packages_distributions()
-
-
-def _is_own(file: Path, checkout: Path) -> bool:
-    return any(file.is_relative_to(checkout / folder) for folder in ("core", "plugins"))

@@ -48,9 +48,7 @@ class Reference:
             ConfigError: The text is not a reference.
         """
         # Files first: `my_reward.py:score` would also read as an attribute of a module called `my_reward.py`.
-        if match := _FILE.fullmatch(text.removeprefix("local:")):
-            if text.startswith("local:"):
-                raise ConfigError(f"got {text!r}; write it without `local:`")
+        if match := _FILE.fullmatch(text):
             # abspath, not resolve: the path keeps the symbolic links that the user wrote.
             return cls(Path(os.path.abspath(match["path"])), "", match["name"])
         if match := _MODULE.fullmatch(text):

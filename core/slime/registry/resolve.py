@@ -132,15 +132,8 @@ def check_critic_options(components: Iterable[Component], config: RunConfig) -> 
     """Raise `ConfigError` for critic options in a run without a component that needs a critic."""
     if any(isinstance(one.spec, EstimatorSpec) and "critic" in one.spec.needs for one in components):
         return
-    options = config.algorithm
-    stated = [
-        f"--{name.replace('_', '-')} {getattr(options, name)}"
-        for name in _CRITIC_OPTIONS
-        if getattr(options, name) != type(options).model_fields[name].default
-    ]
-    if stated:
-        estimator = options.advantage_estimator
-        run = "supervised training" if options.loss_type == "sft_loss" else f"the estimator {estimator}"
+    if stated := config.stated(*_CRITIC_OPTIONS):
+        run = f"the estimator {config.algorithm.advantage_estimator}" if config.trains_policy else "supervised training"
         raise ConfigError(
             f"{', '.join(stated)}: {run} trains no critic. Drop these options, or choose an estimator that needs a"
             " critic (see `slime plugins show NAME`)"
