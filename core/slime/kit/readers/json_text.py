@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Collection
@@ -17,10 +16,7 @@ import orjson
 #: expression for it would take longer than reading the text.
 _LONG = b"0" * 19
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
-#: a string of JSON
-_STRING = r'"(?:[^"\\]|\\.)*+"'
-#: an escape; its group is half of a surrogate pair
-_ESCAPE = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.")
+_INTEGER = re.compile(r"-?\d+(?![\d.eE])")
 _NO_NUMBER = re.compile(r"(?:-?Infinity|NaN)")
 
 
@@ -31,63 +27,40 @@ def parsed(text: bytes) -> Any:
         json.JSONDecodeError: It is not valid JSON, or has a number that Python cannot hold.
         UnicodeDecodeError: It is not UTF-8.
     """
-    if _LONG in text.translate(_ZEROS):
-        return _exactly(text.decode())
-    try:
-        return orjson.loads(text)
-    except JSONDecodeError as error:
-        characters = text.decode()
-        constant = next(filter(None, (_NO_NUMBER.match(characters, error.pos - sign) for sign in (1, 0))), None)
-        infinite = ": write it as a string" if "infinity" in error.msg else ""
-        message = error.msg + infinite if constant is None else _no_constant(constant[0])
-        raise JSONDecodeError(message, characters, error.pos) from None
-
-
-def _exactly(text: str) -> Any:
-    """What the standard library reads, which is slower and keeps all digits, within what orjson accepts."""
-
-    def refuse(message: str, token: str) -> JSONDecodeError:
-        found = re.finditer(rf"{_STRING}|(?<![\w.+-]){re.escape(token)}(?![\w.+-])", text)
-        return JSONDecodeError(message, text, next((one.start() for one in found if one[0] == token), 0))
-
-    def integer(digits: str) -> int:
+    checked: bytes | str = text
+    while True:
         try:
-            return int(digits)
-        except ValueError:  # Python reads some thousand digits
-            raise refuse(f"a number of {len(digits)} digits is too long: write it as a string", digits) from None
-
-    def number(digits: str) -> float:
-        if math.isinf(value := float(digits)):
-            raise refuse("number is infinity when parsed as double: write it as a string", digits)
+            value = orjson.loads(checked)
+            break
+        except JSONDecodeError as error:
+            checked = _without_integer(checked if isinstance(checked, str) else checked.decode(), error)
+    if _LONG not in text.translate(_ZEROS):
         return value
-
-    def constant(name: str) -> None:
-        raise refuse(_no_constant(name), name)
-
     try:
-        value = json.loads(text, parse_int=integer, parse_float=number, parse_constant=constant)
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()
+        return json.loads(text)  # slower, and keeps all digits
     except RecursionError:
-        raise JSONDecodeError("depth limit exceeded", text, _deepest(text)) from None
-    except UnicodeEncodeError:
-        half = next(found.start() for found in _ESCAPE.finditer(text) if found[1])
-        raise JSONDecodeError("half of a surrogate pair in a string", text, half) from None
-    return value
+        raise JSONDecodeError("depth limit exceeded", text.decode(), 0) from None
 
 
-def _deepest(text: str) -> int:
-    """Position of the bracket that is nested deepest."""
-    depth = deepest = position = 0
-    for found in re.finditer(rf"{_STRING}|[\[\]{{}}]", text):
-        depth += (found[0] in "[{") - (found[0] in "]}")
-        if depth > deepest:
-            deepest, position = depth, found.start()
-    return position
+def _without_integer(text: str, error: JSONDecodeError) -> str:
+    """The text with 0 in place of the integer that orjson refuses for being beyond floats, to check what follows.
 
-
-def _no_constant(name: str) -> str:
-    return f"JSON has no {name}: write null, or a string"
+    Raises `JSONDecodeError` if anything else is wrong, or Python cannot hold the integer.
+    """
+    infinite = "infinity" in error.msg
+    if infinite and (integer := _INTEGER.match(text, error.pos)) is not None:
+        digits = integer[0]
+        try:
+            int(digits)
+        except ValueError:  # Python reads some thousand digits
+            message = f"a number of {len(digits)} digits is too long: write it as a string"
+            raise JSONDecodeError(message, text, error.pos) from None
+        return f"{text[: error.pos]}{'0':<{len(digits)}}{text[integer.end() :]}"
+    constant = next(filter(None, (_NO_NUMBER.match(text, error.pos - sign) for sign in (1, 0))), None)
+    message = f"{error.msg}: write it as a string" if infinite else error.msg
+    if constant is not None:
+        message = f"JSON has no {constant[0]}: write null, or a string"
+    raise JSONDecodeError(message, text, error.pos if constant is None else constant.start()) from None
 
 
 def repeated_key(text: bytes, value: Any, keys: Collection[str]) -> str | None:
