@@ -114,11 +114,18 @@ def test_a_damaged_name_of_a_column_is_refused(tmp_path: Path) -> None:
     assert "is not a valid Parquet file" in refused(tmp_path / "t.parquet")
 
 
-def test_a_date_that_python_cannot_hold_is_a_bad_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["parquet", "folder"])
+def test_a_date_that_python_cannot_hold_is_a_bad_row(kind: str, tmp_path: Path) -> None:
     beyond = pa.array([0, 2**62], pa.timestamp("us"))
-    metadata = pa.StructArray.from_arrays([beyond], ["at"])
-    pq.write_table(pa.table({"prompt": ["a", "b"], "metadata": metadata}), tmp_path / "t.parquet")
-    message = refused(tmp_path / "t.parquet", label_key=None)
+    table = pa.table({"prompt": ["a", "b"], "metadata": pa.StructArray.from_arrays([beyond], ["at"])})
+    path = tmp_path / ("t.parquet" if kind == "parquet" else "t")
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        import datasets
+
+        datasets.Dataset(table).save_to_disk(path)
+    message = refused(path, label_key=None)
     assert "row 1: it has a value that cannot be read" in message
 
 

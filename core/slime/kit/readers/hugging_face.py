@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from slime.errors import DataError, did_you_mean
 from slime.kit.readers.keys import find, nested_fields
 from slime.kit.readers.prompt_source import HUB
-from slime.kit.readers.reader import BadRow, TableReader, not_utf8
+from slime.kit.readers.reader import BadRow, TableReader, unreadable
 from slime.kit.readers.rows import Columns
 from slime.kit.readers.table_values import has_short_floats, shortest, whole_beyond_floats
 
@@ -36,9 +36,9 @@ class HuggingFaceRows(TableReader):
         """Rows as dictionaries."""
         try:
             columns: dict[str, list[Any]] = self._dataset[list(numbers)]
-        except UnicodeDecodeError as error:
+        except (ValueError, OverflowError) as error:
             if len(numbers) == 1:
-                return [not_utf8(error)]
+                return [unreadable(error)]
             return [row for number in numbers for row in self.values_at([number])]
         for column, kind in self._short.items():
             columns[column] = [shortest(value, kind) for value in columns[column]]

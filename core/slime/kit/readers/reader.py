@@ -209,9 +209,7 @@ def rows_of(table: Any) -> list[dict[str, Any] | BadRow]:
         rows: list[dict[str, Any] | BadRow] = table.to_pylist()
     except (ValueError, OverflowError) as error:
         if table.num_rows == 1:
-            if isinstance(error, UnicodeDecodeError):
-                return [not_utf8(error)]
-            return [BadRow(f": it has a value that cannot be read: {' '.join(str(error).split())}")]
+            return [unreadable(error)]
         return [row for number in range(table.num_rows) for row in rows_of(table.slice(number, 1))]
     for field in table.schema:
         if has_short_floats(field.type):
@@ -221,6 +219,8 @@ def rows_of(table: Any) -> list[dict[str, Any] | BadRow]:
     return rows
 
 
-def not_utf8(error: UnicodeDecodeError) -> BadRow:
-    """A row with invalid text."""
-    return BadRow(f": its text is not valid UTF-8: {error.reason} at byte {error.start}")
+def unreadable(error: Exception) -> BadRow:
+    """A row with a value that Python cannot hold, such as invalid text."""
+    if isinstance(error, UnicodeDecodeError):
+        return BadRow(f": its text is not valid UTF-8: {error.reason} at byte {error.start}")
+    return BadRow(f": it has a value that cannot be read: {' '.join(str(error).split())}")
