@@ -10,7 +10,7 @@ from pathlib import Path
 from slime.errors import DataError
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_source import PromptSource, parse_source
-from slime.kit.readers.reader import BadRow
+from slime.kit.readers.reader import BadRow, Reader
 from slime.kit.readers.rows import Columns, PromptRow
 
 logger = logging.getLogger(__name__)
@@ -60,12 +60,7 @@ class PromptFile:
                     self.positions.append(position)
                     continue
                 self.bad_rows += 1
-                refused = max_bad_rows is None or self.bad_rows > max_bad_rows
-                if refused or self.bad_rows <= LOGGED:
-                    message = f"{self.reader.where(position)}{row.reason}"
-                    if refused:
-                        raise bad_row_error(message, self.bad_rows, max_bad_rows)
-                    logger.warning("left out: %s", message)
+                leave_out(self.reader, position, row, self.bad_rows, max_bad_rows, log=self.bad_rows <= LOGGED)
             if not self.positions:
                 left_out = f" that can be used, and {self.bad_rows} that cannot" if self.bad_rows else ""
                 raise DataError(f"{source} has no rows{left_out}, expected one JSON object per line")
@@ -92,6 +87,28 @@ class PromptFile:
     def close(self) -> None:
         """Close the file."""
         self.reader.close()
+
+
+def leave_out(reader: Reader, position: int, row: BadRow, count: int, limit: int | None, *, log: bool) -> None:
+    """Leave an unusable row out.
+
+    Args:
+        reader: Its file.
+        position: Its position in the file.
+        row: What is wrong with it.
+        count: Number of unusable rows, including this one.
+        limit: `--max-bad-rows`; None: no row may be left out.
+        log: Whether to log it.
+
+    Raises:
+        DataError: It may not be left out.
+    """
+    refused = limit is None or count > limit
+    if refused or log:  # to find a row's line takes time
+        message = f"{reader.where(position)}{row.reason}"
+        if refused:
+            raise bad_row_error(message, count, limit)
+        logger.warning("left out: %s", message)
 
 
 def bad_row_error(reason: str, count: int, limit: int | None) -> DataError:

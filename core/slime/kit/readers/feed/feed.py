@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from slime.kit.readers.feed.order import BlockOrder, Order, RowOrder
 from slime.kit.readers.feed.work import LoadedRow, Work
 from slime.kit.readers.light_tokenizer import lightest
 from slime.kit.readers.opening import open_reader
-from slime.kit.readers.prompt_file import LOGGED, PromptFile, bad_row_error
+from slime.kit.readers.prompt_file import LOGGED, PromptFile, leave_out
 from slime.kit.readers.prompt_source import parse_sources
 from slime.kit.readers.reader import BadRow, Reader
 from slime.kit.readers.rows import Columns, PromptRow
@@ -26,9 +25,6 @@ from slime.kit.readers.tokenize import PLAIN, PromptFormat
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ class Stream:
                 continue
             self._given_in_epoch = True
             if self._options.streaming:  # lines are only counted for an error
-                loaded.row.where = self._where(loaded, exact=False)
+                loaded.row.where = self._readers[loaded.file].where(loaded.position, exact=False)
             return loaded.row
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,21 +175,13 @@ class Stream:
     def _leave_out(self, loaded: LoadedRow, row: BadRow) -> None:
         if row.overlong:
             if not self._options.drop_overlong:
-                raise DataError(f"{self._where(loaded)}{row.reason}")
+                raise DataError(f"{self._readers[loaded.file].where(loaded.position)}{row.reason}")
             self.overlong += 1
             return
-        limit = self._options.max_bad_rows
         self.bad_rows += 1
         self._bad_in_epoch += 1
-        refused = limit is None or self._bad_in_epoch > limit
-        if refused or self.bad_rows <= LOGGED:
-            message = f"{self._where(loaded)}{row.reason}"
-            if refused:
-                raise bad_row_error(message, self._bad_in_epoch, limit)
-            logger.warning("left out: %s", message)
-
-    def _where(self, loaded: LoadedRow, *, exact: bool = True) -> str:
-        return self._readers[loaded.file].where(loaded.position, exact=exact)
+        limit, log = self._options.max_bad_rows, self.bad_rows <= LOGGED
+        leave_out(self._readers[loaded.file], loaded.position, row, self._bad_in_epoch, limit, log=log)
 
 
 class PromptFeed:
