@@ -163,16 +163,20 @@ def _render(
         return apply_template(tokenizer, chat, add_generation_prompt=True, **variables)
 
     messages = taken_arguments(messages, rendered)
+
+    def prints(number: int, part: str) -> bool | None:
+        """Whether the template prints the role or the content of a message; None if it refuses a mark in its place."""
+        marked = [*messages[:number], {**messages[number], part: _MARK}, *messages[number + 1 :]]
+        with suppress(Exception):
+            return _MARK in rendered(marked).lower()
+        return None
+
     for number, message in enumerate(messages):
         role = str(message.get("role"))
         if role in ROLES or not isinstance(template, str) or re.search(rf"['\"]{re.escape(role)}['\"]", template):
             continue
         # A template that does not name the role may print any. Otherwise the message would pass for another role's.
-        marked = [*messages[:number], {**message, "role": _MARK}, *messages[number + 1 :]]
-        printed = False
-        with suppress(Exception):  # a template may refuse the mark
-            printed = _MARK in rendered(marked).lower()
-        if not printed:
+        if not prints(number, "role"):
             raise DataError(
                 f"message {number} has the role {role!r}, which the chat template does not name or print; expected"
                 f" {', '.join(ROLES)}"
@@ -184,20 +188,13 @@ def _render(
         place = next(odd, None)
         hint = "" if place is None else f". The arguments of a tool call in message {place} are no JSON object"
         raise DataError(f"the chat template refuses the prompt: {template_error(tokenizer, error)}{hint}") from error
-    lost: list[int] = []
     for number, message in enumerate(messages):
         content = message.get("content")
         if message.get("role") == "assistant" or not isinstance(content, str) or content.strip() in text:
             continue
         # Templates may cut or quote contents. Does this one print them at all?
-        marked = [*messages[:number], {**message, "content": _MARK}, *messages[number + 1 :]]
-        with suppress(Exception):  # a template may refuse the mark
-            if _MARK not in rendered(marked):
-                lost.append(number)
-    if lost:
-        raise DataError(
-            f"the chat template drops the content of message {lost[0]} (role {messages[lost[0]]['role']!r})"
-        )
+        if prints(number, "content") is False:
+            raise DataError(f"the chat template drops the content of message {number} (role {message['role']!r})")
     return text
 
 
