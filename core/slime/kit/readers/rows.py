@@ -34,8 +34,27 @@ class Columns:
     tool_key: str | None = None
 
     def row(self, row: object) -> PromptRow:
-        """The row as slime uses it. Raises `RowError`."""
-        return check_row(row, self)
+        """The row as slime uses it.
+
+        Raises:
+            RowError: A key is missing or a value has the wrong type.
+        """
+        if not isinstance(row, dict):
+            raise RowError(f" is {json_type(row)}, expected an object like {{{self.input_key!r}: ...}}")
+        prompt = _prompt(_required(row, self.input_key, "--input-key"), self.input_key)
+        label = None
+        if (label_key := self.label_key) is not None:
+            label = _label(_required(row, label_key, "--label-key"), label_key)
+        metadata = find(row, self.metadata_key)
+        if metadata is None or metadata is ABSENT:
+            metadata = {}
+        elif not isinstance(metadata, dict):
+            raise RowError(f": {self.metadata_key!r} is {json_type(metadata)}, expected an object")
+        tools = None if self.tool_key is None else _tools(find(row, self.tool_key), self.tool_key)
+        if tools is not None:
+            metadata = {**metadata, "tools": tools}
+        number = row.get("id", metadata.get("id"))
+        return PromptRow(prompt, label, metadata, tools=tools, id=number if isinstance(number, str | int) else None)
 
     def used(self, row: Mapping[str, Any]) -> list[str]:  # noqa: ARG002 - for columns that use whole rows
         """The keys of a row that are used."""
@@ -73,30 +92,6 @@ class PromptRow:
     tokens: list[int] | None = None
     #: the row's "id", or that of its metadata, by which checks find rows that are there twice
     id: str | int | None = None
-
-
-def check_row(row: object, columns: Columns) -> PromptRow:
-    """Return the row as slime uses it.
-
-    Raises:
-        RowError: A key is missing or a value has the wrong type.
-    """
-    if not isinstance(row, dict):
-        raise RowError(f" is {json_type(row)}, expected an object like {{{columns.input_key!r}: ...}}")
-    prompt = _prompt(_required(row, columns.input_key, "--input-key"), columns.input_key)
-    label = None
-    if (label_key := columns.label_key) is not None:
-        label = _label(_required(row, label_key, "--label-key"), label_key)
-    metadata = find(row, columns.metadata_key)
-    if metadata is None or metadata is ABSENT:
-        metadata = {}
-    elif not isinstance(metadata, dict):
-        raise RowError(f": {columns.metadata_key!r} is {json_type(metadata)}, expected an object")
-    tools = None if columns.tool_key is None else _tools(find(row, columns.tool_key), columns.tool_key)
-    if tools is not None:
-        metadata = {**metadata, "tools": tools}
-    number = row.get("id", metadata.get("id"))
-    return PromptRow(prompt, label, metadata, tools=tools, id=number if isinstance(number, str | int) else None)
 
 
 def _required(row: Mapping[str, Any], key: str, flag: str) -> Any:

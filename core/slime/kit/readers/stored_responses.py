@@ -12,7 +12,7 @@ from slime.kit.readers.keys import ABSENT, RowError, column_of, find, missing_ke
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_source import parse_source
 from slime.kit.readers.reader import BadRow
-from slime.kit.readers.rows import Columns, PromptRow, check_row
+from slime.kit.readers.rows import Columns, PromptRow
 from slime.types import Sample, Status
 
 
@@ -26,11 +26,25 @@ class StoredRow(PromptRow):
     number: int = 0
     #: all keys of the row
     entries: Mapping[str, Any] = field(default_factory=dict)
+    #: whether it is of a run's own files, which have no metadata but the messages of a conversation
+    of_run: bool = False
 
     def sample(self) -> Sample:
-        """The sample, as it was when its reward was asked for. `response_tokens` stands for its tokens."""
-        entries = self.entries
-        length, reason = entries.get("response_tokens"), entries.get("finish_reason")
+        """The sample, as it was when its reward was asked for. `response_tokens` stands for its tokens.
+
+        One of a run is not trainable if generating it failed, so that no reward was asked for it.
+        """
+        entries, metadata = self.entries, self.metadata
+        length, reason, reward = (entries.get(key) for key in ("response_tokens", "finish_reason", "reward"))
+        status = Status.TRUNCATED if reason == "length" else Status.COMPLETED
+        if self.of_run:
+            stated, by_reward = entries.get("status"), str(entries.get("failure")).startswith("reward ")
+            if stated in ("truncated", "aborted") or (stated == "failed" and not by_reward):
+                status = Status(stated)
+            if "messages" in entries:
+                metadata = {**metadata, "messages": entries["messages"]}
+            if isinstance(reward, dict):
+                reward = None  # the sum of several rewards, none of which a generator gave
         return Sample(
             group_index=entries.get("group"),
             index=entries.get("index", self.number),
@@ -38,32 +52,11 @@ class StoredRow(PromptRow):
             response=self.response,
             response_length=length if isinstance(length, int) else 0,
             label=self.label,
-            reward=entries.get("reward"),
-            status=Status.TRUNCATED if reason == "length" else Status.COMPLETED,
-            metadata=self.metadata,
+            reward=reward,
+            status=status,
+            metadata=metadata,
             finish_reason=reason,
         )
-
-
-@dataclass(slots=True)
-class RunRow(StoredRow):
-    """One sample of a run's files. Its metadata is not in them, except for the messages of a conversation."""
-
-    def sample(self) -> Sample:
-        """The sample; it is not trainable if generating it failed, so that no reward was asked for it."""
-        sample, stated = StoredRow.sample(self), self.entries.get("status")
-        if stated == Status.TRUNCATED.value:
-            sample.status = Status.TRUNCATED
-        elif stated == Status.ABORTED.value or (stated == Status.FAILED.value and not self._failed_by_reward()):
-            sample.status = Status(stated)
-        if "messages" in self.entries:
-            sample.metadata = {**sample.metadata, "messages": self.entries["messages"]}
-        if isinstance(sample.reward, dict):
-            sample.reward = None  # the sum of several rewards, none of which a generator gave
-        return sample
-
-    def _failed_by_reward(self) -> bool:
-        return str(self.entries.get("failure")).startswith("reward ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +81,15 @@ class StoredColumns(Columns):
             raise RowError(f": {self.response_key!r} is {json_type(response)}, expected the text of one response")
         # The prompt is shown to rewards as it was; a table of pairs has none, and need not have labels.
         label_key = self.label_key if find(row, self.label_key or "") not in (ABSENT, None) else None
-        columns = Columns("prompt", label_key, self.metadata_key)
-        checked = check_row({**row, "prompt": "-"}, columns)
+        checked = Columns("prompt", label_key, self.metadata_key).row({**row, "prompt": "-"})
         prompt = find(row, self.input_key)
-        return (RunRow if self.of_run else StoredRow)(
+        return StoredRow(
             prompt=prompt if isinstance(prompt, str | list) else "",
             label=checked.label,
             metadata=checked.metadata,
             response=response,
             entries=row,
+            of_run=self.of_run,
         )
 
     def used(self, row: Mapping[str, Any]) -> list[str]:
