@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.support.prompt_files import FORMATS, Letters, draw, feed, numbered, p
 from slime.errors import CheckpointError, DataError
 from slime.kit.readers import json_lines
 from slime.kit.readers.feed import order
-from slime.kit.readers.feed.work import LoadedRow, pack, unpack
+from slime.kit.readers.feed.work import LoadedRow
 from slime.kit.readers.reader import BadRow
 from slime.kit.readers.rows import Columns, PromptRow
 from slime.kit.readers.tokenize import PromptFormat
@@ -331,14 +332,9 @@ def test_a_position_saved_with_workers_is_that_without(folder: Path, monkeypatch
 def test_rows_come_back_from_a_worker_as_they_were() -> None:
     tools = [{"name": "t"}]
     rows = [
-        LoadedRow(0, 10, PromptRow("a", "1", {"k": [1]}, "f:3", None, [1, 2, 3])),
+        LoadedRow(0, 10, PromptRow("a", "1", {"k": [1]}, "f:3", None, [1, 2, 3], "id")),
         LoadedRow(0, 20, BadRow("is bad", overlong=True)),
         LoadedRow(1, 2**40, PromptRow([{"role": "user", "content": "é"}], None, {"tools": tools}, "", tools, [])),
         LoadedRow(1, 0, BadRow("is worse")),
     ]
-    assert unpack(pack(rows)) == rows
-    for one in rows:
-        if isinstance(one.row, PromptRow):
-            one.row.tokens = None  # there is no tokenizer
-    assert unpack(pack(rows)) == rows
-    assert unpack(pack([])) == []
+    assert pickle.loads(pickle.dumps(rows)) == rows

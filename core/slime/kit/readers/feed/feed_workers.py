@@ -12,7 +12,7 @@ from typing import Any
 
 from slime.errors import DataError, SlimeError
 from slime.kit.processes import WorkerPool
-from slime.kit.readers.feed.work import Job, LoadedRow, Work, describe, pack, unpack
+from slime.kit.readers.feed.work import Job, LoadedRow, Work, describe
 
 #: seconds a job may take, and a worker to start
 DEADLINE_S = 600.0
@@ -93,7 +93,8 @@ class FeedWorkers:
                     f"a data worker failed: {error}. It read {describe(job, self._readers)}."
                     " --num-data-workers 0 reads in the rollout process itself"
                 ) from None
-            return unpack(content)
+            rows: list[LoadedRow] = pickle.loads(content)
+            return rows
 
         return answer
 
@@ -120,4 +121,4 @@ def import_only() -> None:
 def build_handler(packed: bytes, _prepared: None) -> Callable[[bytes], bytes]:
     """The function that answers a pickled job with its pickled rows."""
     work: Work = pickle.loads(packed)
-    return lambda job: pack(work.perform(pickle.loads(job)))
+    return lambda job: pickle.dumps(work.perform(pickle.loads(job)), protocol=5)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from slime.errors import DataError
@@ -48,6 +46,9 @@ class LoadedRow:
     file: int
     position: int
     row: PromptRow | BadRow
+
+    def __reduce__(self) -> tuple[Any, ...]:  # see `PromptRow`
+        return LoadedRow, (self.file, self.position, self.row)
 
 
 class Work:
@@ -125,37 +126,6 @@ class Work:
         if self._backend is None:
             return [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return [one.ids for one in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
-
-
-def pack(loaded: Sequence[LoadedRow]) -> bytes:
-    """Rows as bytes, column by column: pickled one by one, short rows would cost more than reading them again."""
-    good = [one.row for one in loaded if isinstance(one.row, PromptRow)]
-    tokens = [row.tokens for row in good if row.tokens is not None]
-    columns = (
-        array("H", [one.file for one in loaded]),
-        array("q", [one.position for one in loaded]),
-        {place: one.row for place, one in enumerate(loaded) if isinstance(one.row, BadRow)},
-        [row.prompt for row in good],
-        [row.label for row in good],
-        [row.metadata for row in good],
-        [row.where for row in good],
-        [row.tools for row in good],
-        array("q", accumulate(map(len, tokens), initial=0)) if len(tokens) == len(good) else None,
-        array("I", chain.from_iterable(tokens)),
-    )
-    return pickle.dumps(columns, protocol=5)
-
-
-def unpack(packed: bytes) -> list[LoadedRow]:
-    """The rows that `pack` was given."""
-    files, positions, bad, prompts, labels, metadata, where, tools, ends, tokens = pickle.loads(packed)
-    flat = tokens.tolist()
-    ids = [None] * len(prompts) if ends is None else [flat[begin:end] for begin, end in pairwise(ends)]
-    rows: Iterator[PromptRow | BadRow] = map(PromptRow, prompts, labels, metadata, where, tools, ids)
-    if bad:
-        good = rows
-        rows = (bad[place] if place in bad else next(good) for place in range(len(files)))
-    return list(map(LoadedRow, files, positions, rows))
 
 
 def describe(job: Job, readers: Sequence[Reader]) -> str:
