@@ -18,7 +18,7 @@ from slime.kit.processes.child import (
 )
 from slime.kit.processes.fork_server import ForkedChild, ForkServer, in_memory_file
 from slime.kit.processes.garbage import COLLECT_AFTER, collect_seldom, keep_out_of_collections, return_freed
-from slime.kit.processes.pool import CallDiedError, CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
+from slime.kit.processes.pool import CallFailedError, CallRaisedError, CallTimedOutError, WorkerPool
 
 #: a process that leads its own process group, and dies when it is closed or its parent ends
 Child: TypeAlias = DirectChild | ForkedChild
@@ -26,7 +26,6 @@ Child: TypeAlias = DirectChild | ForkedChild
 __all__ = [
     "COLLECT_AFTER",
     "SHORT_SPINS",
-    "CallDiedError",
     "CallFailedError",
     "CallRaisedError",
     "CallTimedOutError",

@@ -53,7 +53,7 @@ BAD_STARTS = 3
 
 
 class CallFailedError(SlimeError):
-    """A call got no answer."""
+    """A call got no answer; if no subclass says otherwise, its worker's process ended."""
 
 
 class CallRaisedError(CallFailedError):
@@ -65,10 +65,6 @@ class CallRaisedError(CallFailedError):
 
 class CallTimedOutError(CallFailedError):
     """The handler did not answer before the deadline."""
-
-
-class CallDiedError(CallFailedError):
-    """The worker's process ended during the call."""
 
 
 class WorkerPool:
@@ -279,7 +275,7 @@ class WorkerPool:
     def _settle(self, call: SentCall, worker: WorkerHandle, culprit: int | None, how: str) -> None:
         """Fail or repeat a call whose worker has ended."""
         if call.number == culprit or call.suspected:
-            error = self._timed_out() if worker.overdue else CallDiedError(f"its worker process {how}")
+            error = self._timed_out() if worker.overdue else CallFailedError(f"its worker process {how}")
             call.future.set_exception(error)
         elif culprit is not None:
             self._queue.appendleft(call)
