@@ -34,18 +34,6 @@ class Conversation:
     The next request always consists of the tokens of the last one, its answer, and the tokens of the new messages.
     """
 
-    __slots__ = (
-        "_last_answer",
-        "_prompt",
-        "answers",
-        "log_probs",
-        "loss_mask",
-        "messages",
-        "sources",
-        "template",
-        "tokens",
-    )
-
     def __init__(
         self, template: ChatTemplate, tokens: Sequence[int], *, prompt: str | list[dict[str, Any]] | None = None
     ) -> None:
@@ -207,8 +195,6 @@ class Answers:
 
     Keeps only totals, not the engine's `meta_info` with its row for each token.
     """
-
-    __slots__ = ("_abort", "_cached", "_routed", "_spans", "_spec", "finish_reason", "weight_versions")
 
     def __init__(self) -> None:
         #: finish reason of the last answer; None before the first
