@@ -55,8 +55,6 @@ class IdleTimeout:
     To extend it only stores the new time. The timer compares when it fires, and is set again if the deadline has moved.
     """
 
-    __slots__ = ("_loop", "_timeout", "_timer", "_until")
-
     def __init__(self, seconds: float) -> None:
         """Expire `seconds` from now, unless `extend` is called."""
         self._loop = asyncio.get_running_loop()
@@ -98,18 +96,6 @@ class PolicySession:
       `BatchInProgress.abort` aborts them at the engines.
     - `engine_error` keeps an `EngineError`, even if the generator catches it.
     """
-
-    __slots__ = (
-        "_batch",
-        "_grace_s",
-        "_timeout_s",
-        "cut_short",
-        "deadline",
-        "engine_error",
-        "recorded",
-        "unanswered",
-        "waiting",
-    )
 
     def __init__(
         self,
