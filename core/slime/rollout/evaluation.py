@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from slime.config.eval_sets import EvalSetSettings
 from slime.errors import SlimeError
-from slime.kit.readers.prompt_file import PromptFile
-from slime.kit.readers.tokenize import PromptFormat, prompt_ids
+from slime.kit.readers.feed.feed import FeedOptions, PromptDataset
+from slime.kit.readers.rows import Columns
+from slime.kit.readers.tokenize import PromptFormat
 from slime.observe.samples import write_eval
 from slime.rollout.eval_statistics import passes, statistics
 from slime.rollout.failures import all_or_first_error, common_reasons, count_status
@@ -69,22 +70,14 @@ def load_prompts(
     """The tokenized prompts of a set, with the `tools` of its generator. Raises `DataError` with file and line."""
     context = config.rollout.rollout_max_context_len
     limits = [settings.max_prompt_len, None if context is None else context - settings.max_response_len]
-    file = PromptFile(
-        settings.path,
-        input_key=settings.input_key,
-        label_key=settings.label_key,
-        metadata_key=settings.metadata_key,
-        tool_key=config.data.tool_key,
+    options = FeedOptions(
+        Columns(settings.input_key, settings.label_key, settings.metadata_key, config.data.tool_key),
+        PromptFormat(settings.apply_chat_template, config.data.apply_chat_template_kwargs).showing(tools),
+        max_tokens=min((limit for limit in limits if limit is not None), default=None),
     )
-    with closing(file):
-        rows = list(file)
-    form = PromptFormat(settings.apply_chat_template, config.data.apply_chat_template_kwargs).showing(tools)
-    longest = min((limit for limit in limits if limit is not None), default=None)
-    prompts = []
-    for row in rows:
-        tokens = prompt_ids(row, tokenizer, form, longest)
-        prompts.append(Sample(prompt=row.prompt, tokens=tokens, label=row.label, metadata=row.metadata))
-    return prompts
+    with closing(PromptDataset(settings.path, options=options, tokenizer=tokenizer)) as dataset:
+        rows = dataset.rows(len(dataset))
+    return [Sample(prompt=row.prompt, tokens=row.tokens or [], label=row.label, metadata=row.metadata) for row in rows]
 
 
 @dataclass(frozen=True)
