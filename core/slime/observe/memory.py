@@ -19,20 +19,14 @@ def process_tree_bytes(root: int) -> int:
     Proportional set size if the system reports it (it splits shared pages among the processes that share them, so that
     forked engines do not count them twice), otherwise resident set size. A process that ends meanwhile counts as zero.
     """
-    try:
-        tree = [psutil.Process(root)]
-        tree += tree[0].children(recursive=True)
-    except psutil.NoSuchProcess:
-        return 0
     total = 0
-    for process in tree:
-        try:
-            info = process.memory_full_info()
+    for process in _tree(root):
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            try:
+                info = process.memory_full_info()
+            except psutil.AccessDenied:
+                info = process.memory_info()
             total += getattr(info, "pss", info.rss)
-        except psutil.AccessDenied:
-            total += process.memory_info().rss
-        except (psutil.NoSuchProcess, psutil.ZombieProcess, ProcessLookupError):
-            continue
     return total
 
 
@@ -43,11 +37,9 @@ def resident_bytes(root: int) -> int:
     something. It is much cheaper than `process_tree_bytes`.
     """
     total = 0
-    with suppress(psutil.NoSuchProcess):
-        tree = psutil.Process(root)
-        for process in (tree, *tree.children(recursive=True)):
-            with suppress(psutil.Error):
-                total += process.memory_info().rss
+    for process in _tree(root):
+        with suppress(psutil.Error):
+            total += process.memory_info().rss
     return total
 
 
@@ -57,13 +49,20 @@ def largest_processes(root: int, count: int) -> str:
     A process whose output goes to a log file has the name of that file.
     """
     held: list[tuple[int, int, str]] = []
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(root).children(recursive=True):
-            with suppress(psutil.Error, OSError):
-                output = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
-                name = output.stem if output.suffix == ".log" else process.name()
-                held.append((process.memory_info().rss, process.pid, name))
+    for process in _tree(root)[1:]:
+        with suppress(psutil.Error, OSError):
+            output = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
+            name = output.stem if output.suffix == ".log" else process.name()
+            held.append((process.memory_info().rss, process.pid, name))
     return ", ".join(f"{name} (pid {pid}) {gibibytes(size)}" for size, pid, name in sorted(held, reverse=True)[:count])
+
+
+def _tree(root: int) -> list[psutil.Process]:
+    """Process `root` and its descendants; empty if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        first = psutil.Process(root)
+        return [first, *first.children(recursive=True)]
+    return []
 
 
 def machine_memory() -> str:
