@@ -248,6 +248,7 @@ def test_samples_on_a_full_disk_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "000001.partial").symlink_to("/dev/full")
     with pytest.raises(DiskFullError, match=rf"^the disk is full: {tmp_path}/000001.jsonl cannot be written; .* free"):
         write_whole(tmp_path / "000001.jsonl", json.dumps({"a": 1}).encode())
+    assert list(tmp_path.iterdir()) == []
 
 
 EXPORT_ON_A_FULL_DISK = """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +82,28 @@ def write_failed(run_dir: Path, name: str, samples: Iterable[tuple[Sample, str |
 
 def _write(run_dir: Path, name: str, rows: Iterable[dict[str, Any]]) -> Path:
     path = run_dir / FOLDER / f"{name}.jsonl"
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, b"".join(map(_dump, rows)))
     return path
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is either complete or absent, even if the run is killed. Raises `OSError`."""
-    partial = path.with_suffix(".partial")
-    with writing(path):
+    with whole(path) as partial:
         partial.write_bytes(content)
-    os.replace(partial, path)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """The file to write in place of `path`, which it becomes at the end of the body. Raises `OSError`."""
+    partial = path.with_suffix(".partial")
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield partial
+            os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _dump(row: dict[str, Any]) -> bytes:

@@ -7,7 +7,6 @@ samples and the tokenizer.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -19,9 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from slime.errors import writing
 from slime.observe.logged_tokens import FIXED_BYTES, LoggedTokens
-from slime.observe.samples import FOLDER
+from slime.observe.samples import FOLDER, whole
 from slime.plugin.columns import BUILT_IN, SOURCES
 from slime.types import Group, Sample
 
@@ -119,16 +117,9 @@ def write_token_columns(
     }
     table = table.replace_schema_metadata({"slime": json.dumps(described)})
     path = token_file(run_dir, rollout)
-    partial = path.with_suffix(".partial")
     a_row = max(1, table.nbytes // max(1, len(rows)))
-    try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(table, partial, compression="zstd", row_group_size=max(1, _ROW_GROUP_BYTES // a_row))
-            os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with whole(path) as partial:
+        pq.write_table(table, partial, compression="zstd", row_group_size=max(1, _ROW_GROUP_BYTES // a_row))
     return path
 
 
