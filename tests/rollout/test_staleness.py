@@ -19,7 +19,7 @@ from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
 from slime.rollout.pipeline import Pipeline, SampleGenerator
 from slime.rollout.prompts import GroupState, PromptLedger
-from slime.rollout.record import MAX_VERSIONS, STALE, WeightAges
+from slime.rollout.record import STALE, WeightAges
 from slime.types import Group, Sample, Status
 
 
@@ -49,16 +49,6 @@ def test_an_unknown_version_is_refused_with_the_name_of_the_generator() -> None:
     message = "generator g returned a sample with weight version 99, and the engines had versions 1 to 4"
     with pytest.raises(PluginContractError, match=message):
         ages().staleness(Sample(weight_versions=["99"]), 7)
-
-
-def test_the_oldest_versions_are_forgotten_and_count_as_the_oldest_that_is_known() -> None:
-    made = WeightAges(generator="g")
-    for version in range(1, MAX_VERSIONS + 11):
-        made.add({version: version - 1})
-    assert len(made._trained) == MAX_VERSIONS
-    rollout = MAX_VERSIONS + 10
-    expected = {"11": MAX_VERSIONS, "10": MAX_VERSIONS, "1": MAX_VERSIONS, "12": MAX_VERSIONS - 1}
-    assert {of: made.staleness(Sample(weight_versions=[of]), rollout) for of in expected} == expected
 
 
 def test_one_sample_too_old_makes_its_group_too_stale() -> None:

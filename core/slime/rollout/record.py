@@ -24,8 +24,6 @@ STALE = "stale"
 MAX_REGENERATIONS = 3
 #: samples of this staleness and more are counted together: every number is a metric of its own
 OLD = 16
-#: weight versions that are remembered; a sample of an older one counts as one of the oldest of these
-MAX_VERSIONS = 10_000
 
 
 @dataclass
@@ -145,13 +143,6 @@ def _zero_std_ratio(groups: Sequence[Group]) -> float:
     return sum(1 for values in scored if len(values) == 1) / len(scored) if scored else 0.0
 
 
-def add_versions(known: dict[int, int], trained_at: Mapping[int, int]) -> None:
-    """Add weight versions, newer than those that are known, and forget the oldest of more than `MAX_VERSIONS`."""
-    known.update(trained_at)
-    while len(known) > MAX_VERSIONS:
-        del known[next(iter(known))]
-
-
 @dataclass(kw_only=True, eq=False)
 class WeightAges:
     """The staleness of samples: rollouts trained on since the oldest weights that made one of their tokens.
@@ -166,12 +157,12 @@ class WeightAges:
     bound: int | None = None
     #: whether samples above the bound are dropped; otherwise they are trained on with a correction
     drops: bool = True
-    #: weight version -> rollouts it had been trained on, for the newest versions that the engines have had
+    #: weight version -> rollouts it had been trained on, for all versions that the engines have had
     _trained: dict[int, int] = field(default_factory=dict, init=False)
 
     def add(self, trained_at: Mapping[int, int]) -> None:
         """Remember how many rollouts these weight versions had been trained on, before their samples are looked at."""
-        add_versions(self._trained, trained_at)
+        self._trained.update(trained_at)
 
     def staleness(self, sample: Sample, rollout: int) -> int | None:
         """Staleness of `sample` in the batch of `rollout`; None if it records no numeric version.
@@ -183,8 +174,6 @@ class WeightAges:
         if not versions:
             return None
         oldest = min(versions)
-        if len(self._trained) == MAX_VERSIONS:
-            oldest = max(oldest, next(iter(self._trained)))
         if oldest not in self._trained:
             known = f"{min(self._trained)} to {max(self._trained)}" if self._trained else "none"
             raise PluginContractError(

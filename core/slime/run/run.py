@@ -20,7 +20,7 @@ from slime.observe.observer import RunObserver, with_prefix
 from slime.observe.timing import timed
 from slime.registry.plugin_set import Fingerprint, PluginSet
 from slime.rollout.evaluation import EvalReport
-from slime.rollout.record import Rollout, add_versions
+from slime.rollout.record import Rollout
 from slime.run.checkpoint.read import Checkpoint, initial_part, read_checkpoint
 from slime.run.checkpoint.retention import Retention
 from slime.run.checkpoint.save import Saver, save_model, writer_for
@@ -382,7 +382,7 @@ class Run:
 
     def _add_versions(self, trained_at: dict[int, int], *, wait: bool = True) -> PendingCall[None]:
         """Remember weight versions and tell the rollout process, which must know before it gets samples of them."""
-        add_versions(self._trained_at, trained_at)
+        self._trained_at.update(trained_at)
         doing = "announcing weights to the rollout process"
         announcement = self._rollout.begin(RolloutProcess.weights_added, trained_at, doing=doing)
         if wait:
