@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from tests.support.scoring import health
 
+from slime.kit.processes import pulse
 from slime.kit.processes.pulse import ThreadClock
 from slime.plugin import Group, PolicyClient, SamplingParams, Selection
 from slime.rollout.batch_in_progress import BatchInProgress
@@ -24,11 +26,51 @@ from slime.types import Sample, Status
 SAMPLING = SamplingParams(max_new_tokens=8)
 
 
-class Spinning:
-    """Computes in a separate task until the test has seen the report, or until `end` if the test fails."""
+class Listener:
+    """Reads in a thread of its own what this process says of its event loop, which may be silent for `stall_s`."""
 
-    def __init__(self) -> None:
-        self.told: list[str | None] = []
+    def __init__(self, stall_s: float) -> None:
+        pulse.PULSE = pulse.Pulse()
+        self._page = pulse.PULSE.start(stall_s)
+        #: the code that blocks the loop; None: it runs
+        self.told: str | None = None
+        self.done = threading.Event()
+        threading.Thread(target=self._listen).start()
+
+    def _listen(self) -> None:
+        while not self.done.wait(0.01):
+            if (said := pulse.read_pulse(os.getpid(), self._page)) is not None:
+                self.told = said.get("stalled")
+
+    def block(self) -> str | None:
+        """Compute until the process says something, or for a minute."""
+        end = time.monotonic() + 60
+        while self.told is None and time.monotonic() < end:
+            pass
+        return self.told
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], Listener]]:
+    monkeypatch.setattr(pulse, "BEAT_S", 0.02)
+    monkeypatch.setattr(pulse, "PULSE", None)
+    made: list[Listener] = []
+
+    def listen(stall_s: float) -> Listener:
+        made.append(Listener(stall_s))
+        return made[-1]
+
+    yield listen
+    for one in made:
+        one.done.set()
+
+
+class Spinning:
+    """Computes in a separate task until the process says so."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.told: str | None = None
 
     async def generate(
         self,
@@ -41,19 +83,17 @@ class Spinning:
         return [sample]
 
     async def spin(self) -> None:
-        end = time.monotonic() + 60
-        while not self.told and time.monotonic() < end:
-            pass
+        self.told = self.listener.block()
 
 
 def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
-    caplog: pytest.LogCaptureFixture,
+    listening: Callable[[float], Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
-    generator = Spinning()
+    generator = Spinning(listening(0.3))
 
     async def main() -> list[Sample]:
         boundary = SampleGenerator(generator, health("generator spinning", "generator"), timeout_s=60, concurrency=4)
-        watch = StallWatch({"generator spinning": generator}, stall_s=0.3, tell=generator.told.append)
+        watch = StallWatch({"generator spinning": generator})
         watch.start()
         try:
             return await boundary.generate(Sample(prompt="a", tokens=[1], index=0), BatchInProgress(None, SAMPLING, 42))
@@ -61,63 +101,69 @@ def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
             watch.close()
 
     assert [sample.status for sample in asyncio.run(main())] == [Status.COMPLETED]
-    note = generator.told[0]
+    note = generator.told
     assert note is not None
-    assert re.match(r"generator spinning has not returned for \d+ s, at \S+test_stall\.py:\d+ in Spinning\.spin$", note)
+    assert re.match(
+        r"generator spinning has not returned for \d+ s, at \S+test_stall\.py:\d+ in Listener\.block$", note
+    )
     assert "generator spinning has not returned" in caplog.text and "in spin" in caplog.text  # the stack
 
 
 @pytest.mark.slow
-def test_other_blocking_code_is_reported_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> float:
-        watch = StallWatch({"generator of another package": asyncio.Lock()}, stall_s=0.2)
+def test_other_blocking_code_is_reported_with_its_stack(
+    listening: Callable[[float], Listener], caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = listening(0.2)
+
+    async def main() -> None:
+        watch = StallWatch({"generator of another package": asyncio.Lock()})
         watch.start()
-        started = time.monotonic()
-        while not caplog.text and time.monotonic() - started < 60:
-            pass
+        listener.block()
         reported = time.monotonic()
         while time.monotonic() - reported < 0.8:  # it is not reported again
             pass
         watch.close()
-        return time.monotonic() - started
 
     with caplog.at_level(logging.ERROR):
-        assert asyncio.run(main()) >= 1.0
+        asyncio.run(main())
     assert caplog.text.count("the event loop of the rollout has been blocked for") == 1
     assert "test_stall.py" in caplog.text
 
 
-def test_a_filter_that_blocks_the_loop_is_named_until_it_returns() -> None:
+def test_a_filter_that_blocks_the_loop_is_named_until_it_returns(listening: Callable[[float], Listener]) -> None:
+    listener = listening(0.2)
     told: list[str | None] = []
 
     class Slow:
         def select(self, buffer: Sequence[Group], want: int) -> Selection:
-            end = time.monotonic() + 60
-            while not told and time.monotonic() < end:
-                time.sleep(0.01)
+            told.append(listener.block())
             return Selection(list(range(len(buffer)))[:want])
 
     async def main() -> None:
-        watch = StallWatch({}, stall_s=0.2, tell=told.append)
+        watch = StallWatch({})
         watch.start()
         GroupFilter(Slow(), "buffer filter p/slow").select([], 0)
         end = time.monotonic() + 60
-        while len(told) < 2 and time.monotonic() < end:
+        while listener.told is not None and time.monotonic() < end:
             await asyncio.sleep(0.01)
         watch.close()
 
     asyncio.run(main())
-    first, last = told
-    assert first is not None and last is None
+    [first] = told
+    assert first is not None and listener.told is None
     assert re.match(
-        r"buffer filter p/slow has not returned for \d+ s, at \S+test_stall\.py:\d+ in .*Slow\.select", first
+        r"buffer filter p/slow has not returned for \d+ s, at \S+test_stall\.py:\d+ in Listener\.block", first
     )
 
 
 @pytest.mark.slow
-def test_a_running_loop_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_running_loop_is_not_reported(
+    listening: Callable[[float], Listener], caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = listening(3.0)
+
     async def main() -> None:
-        watch = StallWatch({}, stall_s=3.0)
+        watch = StallWatch({})
         watch.start()
         end = time.monotonic() + 4.0  # longer than the loop may be blocked
         while time.monotonic() < end:
@@ -125,7 +171,7 @@ def test_a_running_loop_is_not_reported(caplog: pytest.LogCaptureFixture) -> Non
         watch.close()
 
     asyncio.run(main())
-    assert caplog.text == ""
+    assert (listener.told, caplog.text) == (None, "")
 
 
 def test_a_pause_of_the_whole_process_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ class RolloutProcess:
             self._prepare_training()
         self._evaluation = self._build.evaluation(self._pipeline)
         self._idle = IdleClock()
-        self._stall_watch = StallWatch(self._build.in_loop, stall_s=config.cluster.hang_timeout_s)
+        self._stall_watch = StallWatch(self._build.in_loop)
         self._policy, self._keys, self._put = policy, keys, put
         #: layers of each rank, by which routed experts are divided
         self._layers: list[tuple[int, ...]] = []

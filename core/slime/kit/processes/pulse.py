@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -57,6 +58,7 @@ class ThreadClock:
     def __init__(self, thread: threading.Thread) -> None:
         """`thread` must be running; its last sign of life is now."""
         assert thread.ident is not None
+        self.ident = thread.ident
         self._clock = time.pthread_getcpuclockid(thread.ident)
         self._stat = f"/proc/self/task/{thread.native_id}/stat"
         #: the sign of life that the silence was counted from, when it was last counted, and its seconds
@@ -92,14 +94,16 @@ class Pulse:
         self._fields: dict[str, Any] = {}
         self._page: int | None = None
         self._each_beat: list[Callable[[], None]] = []
-        #: the call of a component: its name, its thread, and a clock that started with the call
-        self._inside: tuple[str, int, ThreadClock] | None = None
+        #: the clock of the thread that is watched, and what says what hangs in it
+        self._watched: tuple[ThreadClock, Callable[[FrameType], str]] | None = None
+        #: the last sign of life of the thread, if it is known to hang
+        self._hung_at: float | None = None
 
     def start(self, stall_s: float) -> int:
         """Begin to beat, and answer `STACK_SIGNAL`.
 
         Args:
-            stall_s: Seconds that one call of a component may take: see `inside`.
+            stall_s: Seconds that a thread may be silent: see `watch`.
 
         Returns:
             The page's descriptor.
@@ -119,14 +123,27 @@ class Pulse:
         """Call `action` before every beat."""
         self._each_beat.append(action)
 
+    def watch(self, clock: ThreadClock, describe: Callable[[FrameType], str]) -> None:
+        """Say so on the page, as `stalled`, while a thread hangs, and log its stack.
+
+        Args:
+            clock: Its clock.
+            describe: Says what hangs, given the thread's innermost frame: "reward math has not returned".
+        """
+        self._watched, self._hung_at = (clock, describe), None
+
+    def unwatch(self) -> None:
+        """Watch no thread any more."""
+        self._watched = None
+
     @contextlib.contextmanager
     def inside(self, component_name: str) -> Iterator[None]:
-        """Mark a call of a component by this thread; if it does not return, the page says so as `stalled`."""
-        self._inside = component_name, threading.get_ident(), ThreadClock(threading.current_thread())
+        """Watch a call of a component by this thread."""
+        self.watch(ThreadClock(threading.current_thread()), lambda _: f"{component_name} has not returned")
         try:
             yield
         finally:
-            self._inside = None
+            self.unwatch()
 
     def _beat(self) -> None:
         reported = False
@@ -135,21 +152,29 @@ class Pulse:
             try:
                 for action in self._each_beat:
                     action()
-                self._look_inside()
+                self._look()
             except Exception:  # without a beat a process counts as hung: it may have run out of descriptors only
                 if not reported:
                     logger.exception("This process could not say everything about its state.")
                 reported = True
             self._write()
 
-    def _look_inside(self) -> None:
-        inside = self._inside
-        if inside is None:
+    def _look(self) -> None:
+        watched = self._watched
+        if watched is None:
             return
-        name, thread, clock = inside
-        frame = sys._current_frames().get(thread)
-        if clock.hangs(self._stall_s) and frame is not None and self._inside is inside:
-            self.say(stalled=f"{name} has not returned for {clock.silent_s:.0f} s, at {position(frame)}")
+        clock, describe = watched
+        alive_at = clock.at
+        if self._hung_at not in (None, alive_at):
+            self._hung_at = None
+            self.say(stalled=None)
+        if self._hung_at is None and clock.hangs(self._stall_s):
+            frame = sys._current_frames().get(clock.ident)
+            if frame is not None and self._watched is watched:
+                self._hung_at = alive_at
+                stalled = f"{describe(frame)} for {clock.silent_s:.0f} s, at {position(frame)}"
+                logger.error("%s. Stack:\n%s", stalled, "".join(traceback.format_stack(frame)))
+                self.say(stalled=stalled)
 
     def _write(self) -> None:
         assert self._page is not None
