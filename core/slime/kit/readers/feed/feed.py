@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from slime.errors import CheckpointError, DataError
 from slime.kit.context_length import longest_training_prompt
-from slime.kit.readers.feed.feed_workers import AwaitedRows, FeedWorkers, InProcess
+from slime.kit.readers.feed.feed_workers import FeedWorkers
 from slime.kit.readers.feed.order import BlockOrder, Order, RowOrder
-from slime.kit.readers.feed.work import LoadedRow, Work
+from slime.kit.readers.feed.work import AwaitedRows, LoadedRow, Work
 from slime.kit.readers.light_tokenizer import lightest
 from slime.kit.readers.opening import open_reader
 from slime.kit.readers.prompt_file import LOGGED, PromptFile, leave_out
@@ -67,7 +67,7 @@ class Stream:
         self,
         name: str,
         order: Order,
-        performer: InProcess | FeedWorkers,
+        performer: Work | FeedWorkers,
         readers: Sequence[Reader],
         options: FeedOptions,
     ) -> None:
@@ -222,9 +222,11 @@ class PromptFeed:
             if options.workers and tokenizer is not None:
                 tokenizer = lightest(tokenizer, options.form)
             work = Work(readers, tokenizer, options.form, options.max_tokens, locate=not options.streaming)
-            #: performs the jobs: this process, or workers
-            self.performer = FeedWorkers(options.workers, work) if options.workers else InProcess(work)
-            opened.callback(self.performer.close)
+            #: performs the jobs, in this process or in workers
+            self.performer: Work | FeedWorkers = work
+            if options.workers:
+                self.performer = FeedWorkers(options.workers, work)
+                opened.callback(self.performer.close)
             self._opened = opened.pop_all()
         weights = [source.weight for source in sources if source.weight is not None]
         parts = [range(n, n + 1) for n in range(len(weights))] or [range(len(sources))]

@@ -12,7 +12,7 @@ from typing import Any
 
 from slime.errors import DataError, SlimeError
 from slime.kit.processes import WorkerPool
-from slime.kit.readers.feed.work import Job, LoadedRow, Work, describe
+from slime.kit.readers.feed.work import AwaitedRows, Job, LoadedRow, Work, describe
 
 #: seconds a job may take, and a worker to start
 DEADLINE_S = 600.0
@@ -22,26 +22,6 @@ _CLOSE_S = 10.0
 _AHEAD = 2
 # One thread each: the processes are what runs in parallel.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-
-#: waits for the rows of a submitted job, or reads them
-AwaitedRows = Callable[[], list[LoadedRow]]
-
-
-class InProcess:
-    """Performs jobs in this process, when their rows are needed."""
-
-    #: jobs to submit before they are needed
-    ahead = 0
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-
-    def submit(self, job: Job) -> AwaitedRows:
-        """A function that performs the job."""
-        return lambda: self._work.perform(job)
-
-    def close(self) -> None:
-        """Nothing to end."""
 
 
 class FeedWorkers:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from slime.errors import DataError
@@ -51,8 +52,15 @@ class LoadedRow:
         return LoadedRow, (self.file, self.position, self.row)
 
 
+#: waits for the rows of a submitted job, or reads them
+AwaitedRows = Callable[[], list[LoadedRow]]
+
+
 class Work:
     """Reads and tokenizes rows."""
+
+    #: jobs to submit before they are needed: none, for they are performed when their rows are needed
+    ahead = 0
 
     def __init__(
         self,
@@ -76,6 +84,10 @@ class Work:
         self.readers = readers
         self._tokenizer, self._form, self._max_tokens = tokenizer, form, max_tokens
         self._backend = None if tokenizer is None else batch_backend(tokenizer)
+
+    def submit(self, job: Job) -> AwaitedRows:
+        """A function that performs the job."""
+        return partial(self.perform, job)
 
     def perform(self, job: Job) -> list[LoadedRow]:
         """The rows of a job, in its order. Raises `DataError` if a file has become unreadable."""
