@@ -45,7 +45,7 @@ def parts(steps: int = 30) -> int:
     from tests.train.harness import Centred, RankLauncher, make_batch, make_config
 
     from slime.engine.ports import LOOPBACK, free_port
-    from slime.observe.token_columns import Pieces, write_token_columns
+    from slime.observe.token_columns import pieces_of, write_token_columns
     from slime.testing.samples import make_group, make_tokenizer
 
     found: dict[str, list[float]] = defaultdict(list)
@@ -72,7 +72,7 @@ def parts(steps: int = 30) -> int:
         rank.close()
         assert logged is not None
         groups = [make_group([1.0] * GROUP, index=n, response="1" * RESPONSE) for n in range(SAMPLES // GROUP)]
-        pieces = Pieces(make_tokenizer())
+        pieces = pieces_of(make_tokenizer())
         for step in range(steps + WARM_UP_STEPS):
             started = time.process_time()
             path = write_token_columns(folder, step, groups, logged, pieces)

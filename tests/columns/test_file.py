@@ -18,7 +18,7 @@ from slime.errors import DiskFullError
 from slime.observe import token_columns
 from slime.observe.logged_tokens import FLAGGED, LoggedTokens, Marks, choose
 from slime.observe.samples import write_rollout
-from slime.observe.token_columns import Pieces, token_file, write_token_columns
+from slime.observe.token_columns import Pieces, pieces_of, token_file, write_token_columns
 from slime.rollout.train_batch import TrainBatch
 from slime.run.rollout_process import RolloutProcess
 from slime.run.token_log import TokenLog
@@ -85,7 +85,7 @@ def logged_of(samples: list[int], **columns: list[list[float]]) -> LoggedTokens:
 
 @pytest.fixture(scope="module")
 def pieces() -> Pieces:
-    return Pieces(make_tokenizer())
+    return pieces_of(make_tokenizer())
 
 
 NAN = float("nan")
@@ -211,7 +211,7 @@ def test_a_piece_keeps_the_space_that_a_word_begins_with() -> None:
         def convert_ids_to_tokens(self, token: int) -> str:
             return ["\u2581word", "\u0120word", "?"][token]
 
-    assert [Pieces(Spaced())(token) for token in range(2)] == [" word", " word"]
+    assert [pieces_of(Spaced())(token) for token in range(2)] == [" word", " word"]
 
 
 def test_a_file_that_cannot_be_written_is_told_once_until_one_is_written_again() -> None:

@@ -7,11 +7,12 @@ samples and the tokenizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -37,25 +38,22 @@ def token_file(run_dir: Path, rollout: int) -> Path:
     return run_dir / FOLDER / f"{rollout:06d}.tokens.parquet"
 
 
-class Pieces:
-    """The texts of single tokens, each decoded once."""
+#: the text of a token
+Pieces: TypeAlias = Callable[[int], str]
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
 
-    def __call__(self, token: int) -> str:
-        """The text of a token, with U+FFFD where it is a part of a character only."""
-        if (text := self._texts.get(token)) is None:
-            text = self._texts[token] = self._decoded(token)
-        return text
+def pieces_of(tokenizer: Any) -> Pieces:
+    """The texts of single tokens, each decoded once, with U+FFFD where a token is a part of a character only."""
 
-    def _decoded(self, token: int) -> str:
-        text = str(self._tokenizer.decode([token]))
+    @cache
+    def piece(token: int) -> str:
+        text = str(tokenizer.decode([token]))
         # Some tokenizers drop the space that a word begins with when the word is alone.
-        raw = self._tokenizer.convert_ids_to_tokens(token)
+        raw = tokenizer.convert_ids_to_tokens(token)
         spaced = isinstance(raw, str) and raw.startswith("\u2581") and not text.startswith(" ")
         return f" {text}" if spaced else text
+
+    return piece
 
 
 @dataclass(frozen=True)

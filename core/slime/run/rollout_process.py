@@ -23,7 +23,7 @@ from slime.kit.processes import collect_seldom
 from slime.observe.metrics import depends_on_time
 from slime.observe.samples import examples_of, write_rollout
 from slime.observe.timing import IdleClock
-from slime.observe.token_columns import Pieces, token_file, write_token_columns
+from slime.observe.token_columns import pieces_of, token_file, write_token_columns
 from slime.registry.plugin_set import Fingerprint, PluginSet, load_same_plugins
 from slime.rollout.boundaries import oldest_first
 from slime.rollout.collect import Collector
@@ -104,7 +104,7 @@ class RolloutProcess:
         )
         self._pipeline = self._build.pipeline()
         self._evaluates_only = evaluates_only
-        self._pieces = Pieces(tokenizer)
+        self._pieces = pieces_of(tokenizer)
         self._logs_tokens = config.run.log_token_columns != "none"
         #: groups whose per-token columns are written once they are trained on, by rollout
         self._to_log: dict[int, list[Group]] = {}
