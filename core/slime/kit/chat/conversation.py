@@ -281,7 +281,7 @@ class Answers:
         if status is None:
             sample.failure = f"unknown finish reason {self.finish_reason!r}"
         elif status is Status.ABORTED:
-            sample.failure = f"the engine aborted the request: {self._abort or 'no reason given'}"
+            sample.failure = self._abort
 
     def _routed_experts(self, rows: int) -> NDArray[np.integer[Any]] | None:
         """The routed experts of the first `rows` tokens; None if some are missing."""
@@ -355,8 +355,8 @@ def _spans(answer: Generation) -> tuple[tuple[int, str], ...]:
     return tuple((span["end"] - span["start"], span["version"]) for span in spans)
 
 
-def abort_message(meta: Mapping[str, Any]) -> str | None:
-    """Why the engine aborted a request, if its `meta_info` says so."""
+def abort_message(meta: Mapping[str, Any]) -> str:
+    """What is said of a request that the engine aborted, with the reason in its `meta_info`."""
     reason = meta.get("finish_reason")
     message = reason.get("message") if isinstance(reason, Mapping) else None
-    return None if message is None else str(message)
+    return f"the engine aborted the request: {message or 'no reason given'}"

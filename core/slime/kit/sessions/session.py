@@ -267,7 +267,7 @@ class Session:
             if not self._calls:
                 self.engine_seconds += time.monotonic() - self._busy_since
         if answer.finish_reason not in ("stop", "length"):
-            self.aborted = f"the engine aborted the request: {abort_message(answer.meta) or 'no reason given'}"
+            self.aborted = abort_message(answer.meta)
             self.broken.set()
             raise ApiError(503, self.aborted, code="aborted")
         return answer
