@@ -18,15 +18,15 @@ from torch._C._distributed_c10d import HashStore
 from slime.plugin.architecture import Architecture
 from slime.weights.hf_save import save_hf
 from slime.weights.transports.delta import DeltaTransport
-from slime.weights.transports.disk import DiskTransport, FolderTransport
+from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.stages import Turns
 
 
-def two_stages(name: str, folder: Path, versions: Path, model: Architecture) -> list[FolderTransport]:
+def two_stages(name: str, folder: Path, versions: Path, model: Architecture) -> list[DiskTransport]:
     """The transports of two stages, without engines."""
     store = HashStore()
 
-    def of_stage(stage: int) -> FolderTransport:
+    def of_stage(stage: int) -> DiskTransport:
         turns = Turns(store, stage, 2)
         if name == "disk":
             return DiskTransport(
@@ -40,7 +40,7 @@ def two_stages(name: str, folder: Path, versions: Path, model: Architecture) -> 
     return [of_stage(stage) for stage in range(2)]
 
 
-def sync(stages: list[FolderTransport], parts: list[Iterator[tuple[str, Tensor]]], version: str) -> dict[str, float]:
+def sync(stages: list[DiskTransport], parts: list[Iterator[tuple[str, Tensor]]], version: str) -> dict[str, float]:
     """One sync, in which each stage sends its part; the first one's metrics."""
 
     def part(stage: int) -> dict[str, float]:

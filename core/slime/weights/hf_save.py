@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from slime.weights.fp8 import QUANTISED, block_of, weight_names
 from slime.weights.hf_config import read_hf_config
 from slime.weights.hf_load import SafetensorsFolder
 from slime.weights.mapping import first_names
-from slime.weights.shards import NamedTensors, buckets, drained
+from slime.weights.shards import NamedTensors, buckets, drained, type_name
 from slime.weights.stored import FP8, INDEX_FILE, SINGLE_FILE, StoredTensor, stored_tensors
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.index.json")
@@ -35,10 +35,8 @@ TYPES = {
     "F16": torch.float16,
     FP8: torch.bfloat16,
 }
-#: file -> (name, bytes, type) of each of its tensors
-Written = dict[str, list[tuple[str, int, torch.dtype]]]
-#: given the folder, has others write into it from now on; then what each of them wrote, when it has ended
-Others = Callable[[Path], Iterable[Written]]
+#: file -> (name, bytes, torch's name of its type) of each of its tensors
+Written = dict[str, list[tuple[str, int, str]]]
 #: is given a name, and the tensor as it is written, in host memory
 See = Callable[[str, Tensor], None]
 _SHARD_BYTES = 4 * 2**30
@@ -51,15 +49,12 @@ def save_hf(
     model: Architecture,
     *,
     max_shard_bytes: int = _SHARD_BYTES,
-    others: Others = lambda _: (),
-    see: See = lambda _, __: None,
     also: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a Hugging Face model folder: the tensors, and everything that is not trained copied from `source_folder`.
 
-    Called on rank 0 with `named_hf_tensors`. The folder is written under another name and renamed at the end; an
-    existing one is replaced. Each tensor has the type it has in `source_folder`, whatever the precision of training;
-    bfloat16 if that is fp8. Tensors that come in 8 bits stay so.
+    Called on rank 0 with `named_hf_tensors`. An existing folder is replaced. Each tensor has the type it has in
+    `source_folder`, whatever the precision of training; bfloat16 if that is fp8. Tensors that come in 8 bits stay so.
 
     Args:
         folder: The folder to write.
@@ -67,8 +62,6 @@ def save_hf(
         source_folder: A complete folder of the same model.
         model: The model.
         max_shard_bytes: Size of a file, unless one tensor is larger. Several files get an index.
-        others: Lets others write the rest of the tensors at the same time, each by `write_part`.
-        see: Is given each tensor that is written here.
         also: Writes more files into the folder, which has not got its name yet.
 
     Raises:
@@ -78,43 +71,54 @@ def save_hf(
     with drained(named):
         if folder.resolve() == source_folder.resolve():
             raise CheckpointError(f"{folder} was not written: it is the folder of the model that training began with.")
-        try:
-            _save(folder, named, source_folder, model, max_shard_bytes, others, see, also or (lambda _: None))
-        except OSError as error:
-            raise CheckpointWriteError(f"{folder} cannot be written: {disk_problem(error, folder)}.") from error
+        with appearing(folder) as work:
+            parts = write_part(work, named, source_folder, model, max_shard_bytes=max_shard_bytes)
+            complete(work, folder, parts, source_folder, model)
+            if also is not None:
+                also(work)
 
 
-def _save(
-    folder: Path,
-    named: NamedTensors,
-    source_folder: Path,
-    model: Architecture,
-    max_shard_bytes: int,
-    others: Others,
-    see: See,
-    also: Callable[[Path], None],
-) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A folder that gets its name when the body has filled it, in place of an existing one; removed if the body fails.
+
+    Raises:
+        CheckpointWriteError: It cannot be written; also for any `OSError` of the body.
+    """
     work = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
-    work.mkdir()  # not by `tempfile`, which would close it to those whom the user's umask lets in
     try:
-        copy_companions(source_folder, work)
-        theirs = others(work)
-        parts = write_part(work, named, source_folder, model, max_shard_bytes=max_shard_bytes, see=see)
-        for part in theirs:
-            parts.update(part)
-        config = read_hf_config(source_folder)
-        _, kept, copies = _source_weights(source_folder, model)
-        written = [name for tensors in parts.values() for name, _, _ in tensors]
-        _check_complete(folder, written, {*model.shapes, *kept, *copies})
-        files = dict(zip(file_names(len(parts)), parts.values(), strict=True))
-        for part_name, name in zip(parts, files, strict=True):
-            (work / part_name).rename(work / name)
-        write_config(work, {**config, **model.missing_from(config)}, files)
-        also(work)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work.mkdir()  # not by `tempfile`, which would close it to those whom the user's umask lets in
+        yield work
         move_into_place(work, folder)
+    except OSError as error:
+        raise CheckpointWriteError(f"{folder} cannot be written: {disk_problem(error, folder)}.") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def complete(work: Path, folder: Path, parts: Written, source_folder: Path, model: Architecture) -> None:
+    """Make a model folder of what all writers have written.
+
+    Args:
+        work: The folder into which they wrote.
+        folder: Its later name, for the error.
+        parts: What they wrote; the files get their final names.
+        source_folder: As of `save_hf`.
+        model: As of `save_hf`.
+
+    Raises:
+        CheckpointError: Tensors of the model are missing, unknown or written twice.
+    """
+    copy_companions(source_folder, work)
+    config = read_hf_config(source_folder)
+    _, kept, copies = _source_weights(source_folder, model)
+    written = [name for tensors in parts.values() for name, _, _ in tensors]
+    _check_complete(folder, written, {*model.shapes, *kept, *copies})
+    files = dict(zip(file_names(len(parts)), parts.values(), strict=True))
+    for part_name, name in zip(parts, files, strict=True):
+        (work / part_name).rename(work / name)
+    write_config(work, {**config, **model.missing_from(config)}, files)
 
 
 def write_part(
@@ -127,19 +131,19 @@ def write_part(
     max_shard_bytes: int = _SHARD_BYTES,
     see: See = lambda _, __: None,
 ) -> Written:
-    """One writer's part of what `save_hf` writes: its tensors, each followed by those that repeat it.
+    """One writer's part of a model folder: its tensors, each followed by those that repeat it.
 
     Args:
-        work: The folder of all writers, which has not got its name yet.
+        work: The folder of all writers, of which `complete` makes a model folder.
         named: This writer's tensors.
         source_folder: As of `save_hf`.
         model: As of `save_hf`.
         writer: Number of the writer. The first, 0, also writes what stays as it is in `source_folder`.
         max_shard_bytes: As of `save_hf`.
-        see: As of `save_hf`.
+        see: Is given each tensor that is written.
 
     Returns:
-        What was written. The files get other names when all writers have ended.
+        What was written.
 
     Raises:
         CheckpointWriteError: A file cannot be written.
@@ -156,7 +160,7 @@ def write_part(
         for name, tensor in bucket:
             see(name, tensor)
             del tensor
-        parts[file] = [(name, tensor.nbytes, tensor.dtype) for name, tensor in bucket]
+        parts[file] = [(name, tensor.nbytes, type_name(tensor.dtype)) for name, tensor in bucket]
         bucket.clear()  # before the next is collected
     return parts
 
@@ -280,13 +284,13 @@ def write_config(work: Path, config: Mapping[str, Any], files: Written) -> None:
             "weight_map": {name: file for file, written in files.items() for name, _, _ in written},
         }
         (work / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    bytes_of: Counter[torch.dtype] = Counter()
+    bytes_of: Counter[str] = Counter()
     for _, size, kind in tensors:
         bytes_of[kind] += size
-    quantised = [kind for kind in bytes_of if kind.itemsize == 1]
+    quantised = [kind for kind in bytes_of if getattr(torch, kind).itemsize == 1]
     for kind in quantised:
         del bytes_of[kind]
-    dtype = str(bytes_of.most_common(1)[0][0]).removeprefix("torch.")
+    dtype = bytes_of.most_common(1)[0][0]
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     described = {name: value for name, value in config.items() if quantised or name not in QUANTISED} | {key: dtype}
     (work / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")

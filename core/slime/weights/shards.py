@@ -408,6 +408,11 @@ def _gather(bucket: Sequence[tuple[Rule, Tensor]], group: Any) -> list[Tensor] |
     return gathered
 
 
+def type_name(dtype: torch.dtype) -> str:
+    """What `config.json` and engines call a type."""
+    return str(dtype).removeprefix("torch.")
+
+
 def flattened(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors of one type one after another; a view if there is only one."""
     flat = [tensor.reshape(-1) for tensor in tensors]

@@ -27,6 +27,7 @@ from slime.weights.hf_config import read_hf_config
 from slime.weights.hf_load import SafetensorsFolder
 from slime.weights.hf_save import TYPES, companions, copy_companions, file_names, move_into_place, write_config
 from slime.weights.mapping import first_names
+from slime.weights.shards import type_name
 from slime.weights.stored import read_header
 
 logger = logging.getLogger("slime.planner")
@@ -109,7 +110,9 @@ class Conversion:
                         report(f"{name}: comparing")
                         self._compare(work / name, held)
                 copy_companions(self.source_folder, work)
-                written = {name: [(one.name, one.nbytes, one.dtype) for one in held] for name, held in files.items()}
+                written = {
+                    name: [(one.name, one.nbytes, type_name(one.dtype)) for one in held] for name, held in files.items()
+                }
                 write_config(work, self.config, written)
                 (work / _ORIGIN).unlink()
                 (work / _LOCK).unlink()

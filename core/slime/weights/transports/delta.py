@@ -11,9 +11,8 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,13 +23,13 @@ import torch
 from torch import Tensor
 
 from slime.engine.control import EngineControl
-from slime.errors import CheckpointError, CheckpointWriteError, disk_problem
+from slime.errors import CheckpointError
 from slime.weights.deltas import Bytes, DeltaFiles, Manifest, TensorState, checksum, pack, pieces
-from slime.weights.hf_save import Written, save_hf, saved_tensors, write_part
+from slime.weights.hf_save import saved_tensors, write_part
 from slime.weights.local_copy import other_files, state_of
 from slime.weights.shards import NamedTensors
-from slime.weights.stored import StoredTensor, read_header, stored_tensors
-from slime.weights.transports.disk import FolderTransport, as_report, as_written
+from slime.weights.stored import StoredTensor, read_header
+from slime.weights.transports.disk import DiskTransport
 from slime.weights.transports.transport import Fleet
 
 #: (URL of an engine, folder of all versions, name of a version, seconds) -> the engine's copy, which is this version.
@@ -41,7 +40,7 @@ _THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclass(kw_only=True, eq=False)
-class DeltaTransport(FolderTransport):
+class DeltaTransport(DiskTransport):
     """Writes a version for each sync: a whole one at first and every `full_every`, otherwise a delta.
 
     The newest whole one and the deltas after it stay, for an engine that has none of them. Each sender compares its own
@@ -68,9 +67,12 @@ class DeltaTransport(FolderTransport):
         return metrics | {"synced_bytes": float(self._bytes), "perf/sync/changed_share": self._changed}
 
     def _update(self, named: NamedTensors, version: str) -> None:
+        newest = self._newest
+        base = None if newest is None or len(newest.chain) >= self.full_every else newest.chain[-1]
+        name = f"version-{self._number:06}-{secrets.token_hex(4)}"  # which no version of another run has
         try:
-            with self._saving():
-                name = self._write(named)
+            self._write(named, name, base)
+            self._number += 1
             self._load_copies(name, version)
         except BaseException:
             self._newest = None  # what is on the disk may be damaged, or another sender's memory
@@ -101,81 +103,42 @@ class DeltaTransport(FolderTransport):
             fleet.deadline = ahead.deadline
             self._load(fleet, dict(copies).__getitem__, version)
 
-    def _write(self, named: NamedTensors) -> str:
-        """Of the first sender: write the next version; its name, which no version of another sender has."""
-        name = f"version-{self._number:06}-{secrets.token_hex(4)}"
-        self.folder = self.folder.resolve()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self._newest is None or len(self._newest.chain) >= self.full_every:
-            self._write_whole(name, named)
-        else:
-            self._write_delta(name, named, self._newest.chain[-1])
-        self._number += 1
-        return name
-
-    def _write_whole(self, name: str, named: NamedTensors) -> None:
-        self._newest = None  # frees its space
-        newest = _Newest()
-        states: dict[str, TensorState] = {}
-
-        def taken(report: Mapping[str, Any]) -> Written:
-            states.update(_states(report["states"]))
-            return as_written(report["written"])
-
-        def describe(work: Path) -> None:
-            newest.describe(stored_tensors(work))
-            Manifest(name, None, newest.tensors | states, {}, other_files(work)).write(work)
-            self._bytes = _size(work)
-
-        save_hf(
-            self.folder / name,
-            named,
-            self.source_folder,
-            self.model,
-            others=lambda work: map(taken, self._with_others(work, name)),  # they begin before this one
-            see=newest.add,
-            also=describe,
-        )
-        newest.chain, self._newest, self._changed = [name], newest, 1.0
-
-    def _write_delta(self, name: str, named: NamedTensors, base: str) -> None:
-        with _appearing(self.folder / name) as work:
-            theirs = self._with_others(work, name, base)
-            newest, files, counts = self._compared(work, named, name, base)
-            states, changed = dict(newest.tensors), files.changed
-            for report in theirs:
-                states |= _states(report["states"])
-                changed |= report["changed"]
-                counts = counts[0] + report["counts"][0], counts[1] + report["counts"][1]
-            Manifest(name, base, states, changed, {}).write(work)
-            self._bytes = _size(work)
-        self._changed = counts[0] / max(1, counts[1])
-
-    def _write_stage(self, work: Path, named: NamedTensors, version: str, base: str | None) -> Any:
+    def _write_part(self, work: Path, named: NamedTensors, name: str, base: str | None) -> Any:
+        """See `DiskTransport._write_part`."""
+        newest, self._newest = self._newest, None  # if this fails, nobody knows what it holds
         report: dict[str, Any]
         if base is None:
-            self._newest = None  # frees its space
-            newest = _Newest()
+            newest = _Newest()  # the other's space is free now
             parts = write_part(work, named, self.source_folder, self.model, writer=self.stage, see=newest.add)
-            for file in parts:
-                newest.describe(read_header(work / file))
-            newest.chain, self._newest, report = [version], newest, {"written": as_report(parts)}
+            newest.describe({tensor: held for file in parts for tensor, held in read_header(work / file).items()})
+            report = {"written": parts}
         else:
-            newest, files, counts = self._compared(work, named, version, base)
-            report = {"changed": files.changed, "counts": counts}
+            if newest is None or newest.chain[-1] != base:
+                raise CheckpointError(f"this sender does not hold version {base}, on which {name} builds.")
+            report = self._compared(work, named, newest, name)
+        newest.chain.append(name)
+        self._newest = newest
         return report | {"states": {tensor: asdict(state) for tensor, state in newest.tensors.items()}}
 
-    def _compared(
-        self, work: Path, named: NamedTensors, version: str, base: str
-    ) -> tuple[_Newest, DeltaFiles, tuple[int, int]]:
-        """Write what changed of this sender's tensors from version `base` to `version`.
+    def _complete(self, work: Path, name: str, base: str | None, reports: Sequence[Any]) -> None:
+        """See `DiskTransport._complete`."""
+        states = {tensor: TensorState(**fields) for report in reports for tensor, fields in report["states"].items()}
+        changed: dict[str, dict[str, str]] = {}
+        if base is None:
+            super()._complete(work, name, base, reports)
+            self._changed = 1.0
+        else:
+            changed = {tensor: places for report in reports for tensor, places in report["changed"].items()}
+            numbers, all_numbers = (sum(report[key] for report in reports) for key in ("changed_numbers", "numbers"))
+            self._changed = numbers / max(1, all_numbers)
+        Manifest(name, base, states, changed, other_files(work) if base is None else {}).write(work)
+        self._bytes = sum(path.stat().st_size for path in work.iterdir())
 
-        Returns:
-            What it holds now; the files; how many numbers changed, and of how many.
+    def _compared(self, work: Path, named: NamedTensors, newest: _Newest, version: str) -> dict[str, Any]:
+        """Write what changed of this sender's tensors from `newest`, which becomes this version; the report of it.
+
+        It has the places of the pieces that changed; how many numbers changed, and of how many.
         """
-        newest, self._newest = self._newest, None  # if this fails, nobody knows what it holds
-        if newest is None or newest.chain[-1] != base:
-            raise CheckpointError(f"this sender does not hold version {base}, on which {version} builds.")
         numbers = changed = 0
         files = DeltaFiles(work, self.stage)
         saved = saved_tensors(self.folder / version, named, self.source_folder, self.model, newest.tensors)
@@ -193,9 +156,7 @@ class DeltaTransport(FolderTransport):
                         files.add(tensor, piece, found[0])
                         changed += found[1]
             files.flush()
-        newest.chain.append(version)
-        self._newest = newest
-        return newest, files, (changed, numbers)
+        return {"changed": files.changed, "changed_numbers": changed, "numbers": numbers}
 
 
 class _Newest:
@@ -222,8 +183,7 @@ class _Newest:
 
     def describe(self, stored: Mapping[str, StoredTensor]) -> None:
         """Take types and shapes of its tensors from the files into which they were written."""
-        found = {name: state_of(stored[name], sums) for name, sums in self._sums.items() if name in stored}
-        self.tensors |= found
+        self.tensors = {name: state_of(stored[name], sums) for name, sums in self._sums.items()}
 
     def replace(
         self, name: str, new: Bytes, itemsize: int, span: tuple[int, int]
@@ -254,25 +214,3 @@ def _bytes_of(tensor: Tensor) -> Bytes:
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     data: Bytes = flat.view(torch.uint8).numpy()
     return data
-
-
-def _states(reported: Mapping[str, Any]) -> dict[str, TensorState]:
-    return {name: TensorState(**fields) for name, fields in reported.items()}
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
-
-
-@contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
-    """A folder that gets its name when the body has filled it, and is removed if the body fails."""
-    work = folder.parent / f".{folder.name}"
-    work.mkdir()
-    try:
-        yield work
-        work.rename(folder)
-    except OSError as error:
-        raise CheckpointWriteError(f"{folder} cannot be written: {disk_problem(error, folder)}.") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

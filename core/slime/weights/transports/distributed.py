@@ -20,7 +20,7 @@ from torch import Tensor
 from slime.engine.control import EngineControl
 from slime.engine.ports import own_address
 from slime.errors import WeightSyncError
-from slime.weights.shards import NamedTensors
+from slime.weights.shards import NamedTensors, type_name
 from slime.weights.transports.group import BroadcastGroup
 from slime.weights.transports.transport import Fleet, FleetCall, WeightTransport, sync_buckets
 
@@ -84,7 +84,7 @@ class DistributedTransport(WeightTransport):
             bucket.sort(key=lambda one: -one[1].element_size())
             described = {
                 "names": [name for name, _ in bucket],
-                "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+                "dtypes": [type_name(tensor.dtype) for _, tensor in bucket],
                 "shapes": [list(tensor.shape) for _, tensor in bucket],
                 "load_format": "flattened_bucket",
                 "selector": self.models,
