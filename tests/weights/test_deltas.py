@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ class Senders:
         store = HashStore()
         self.of_stages = [make() for _ in range(count)]
         for stage, transport in enumerate(self.of_stages):
-            transport.turns = Turns(store, stage, count) if count > 1 else None
+            transport.turns = Turns(store, stage, count)
 
     def send(
         self,
@@ -82,7 +81,7 @@ class Senders:
             transport = self.of_stages[stage]
             named = ((name, weights[name]) for name in names[stage::count])
             metrics: dict[str, float] = {}
-            with nullcontext() if transport.turns is None else transport.turns.sync():
+            with transport.turns.sync():
                 metrics = transport.send(named if wrong is None else wrong(stage, named), version=version)
             return metrics
 

@@ -44,9 +44,7 @@ def sync(stages: list[DiskTransport], parts: list[Iterator[tuple[str, Tensor]]],
     """One sync, in which each stage sends its part; the first one's metrics."""
 
     def part(stage: int) -> dict[str, float]:
-        turns = stages[stage].turns
-        assert turns is not None
-        with turns.sync():
+        with stages[stage].turns.sync():
             return stages[stage].send(parts[stage], version=version)
         raise AssertionError("an error of the other stage")
 
