@@ -14,7 +14,7 @@ def updated(at_once: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[torch.T
     """Parameters after three updates, and how many of them each call of torch's update got."""
     calls = []
     real = optimizer.adam
-    monkeypatch.setattr(optimizer, "_AT_ONCE", at_once)
+    monkeypatch.setattr(optimizer, "_BYTES_AT_ONCE", at_once)
     monkeypatch.setattr(
         optimizer, "adam", lambda part, *rest, **options: calls.append(len(part)) or real(part, *rest, **options)
     )
@@ -32,8 +32,8 @@ def updated(at_once: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[torch.T
 
 def test_an_update_in_parts_is_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch copies what it updates at once: of all parameters together, four bytes for each number of the model."""
-    whole, [of_whole, *_] = updated(1 << 26, monkeypatch)
-    parts, of_parts = updated(8, monkeypatch)
+    whole, [of_whole, *_] = updated(1 << 28, monkeypatch)
+    parts, of_parts = updated(4 * 8, monkeypatch)
     assert of_whole == 5
     assert of_parts == 3 * [2, 1, 2]  # 5 + 3 numbers, 40 alone, 2 + 2
     assert all(map(torch.equal, whole, parts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import megatron.core.optimizer as megatron_optimizer
@@ -17,12 +17,13 @@ from torch.optim.adam import adam
 from slime.config.learning_rate import require_order, warmup_and_decay
 from slime.errors import TrainerError
 from slime.train.settings import TrainSettings
+from slime.weights.shards import buckets
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
 
-#: numbers that are updated together
-_AT_ONCE = 1 << 26
+#: bytes of parameters that are updated together
+_BYTES_AT_ONCE = 1 << 28
 
 
 def build_scheduler(
@@ -136,10 +137,12 @@ class GroupStepAdam(torch.optim.Optimizer):
                 if not self.state[p]:
                     self.state[p]["exp_avg"] = torch.zeros_like(p)
                     self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
-            for part in _parts(params):
+            # Torch's update copies what it gets.
+            for bucket in buckets(((p.grad, p) for p in params), _BYTES_AT_ONCE):
+                part = [p for _, p in bucket]
                 adam(
                     part,
-                    [p.grad for p in part],
+                    [grad for grad, _ in bucket],
                     [self.state[p]["exp_avg"] for p in part],
                     [self.state[p]["exp_avg_sq"] for p in part],
                     [],
@@ -154,20 +157,6 @@ class GroupStepAdam(torch.optim.Optimizer):
                     weight_decay=group["weight_decay"],
                     eps=group["eps"],
                 )
-
-
-def _parts(params: list[Any]) -> Iterator[list[Any]]:
-    """The parameters, at most `_AT_ONCE` numbers together, or a larger one alone: torch's update copies as much."""
-    part: list[Any] = []
-    numbers = 0
-    for parameter in params:
-        numbers += parameter.numel()
-        if part and numbers > _AT_ONCE:
-            yield part
-            part, numbers = [], parameter.numel()
-        part.append(parameter)
-    if part:
-        yield part
 
 
 def _l2_norm(_chunk: int, _overflow: Tensor, tensors: list[list[Tensor]], _each: bool) -> tuple[Tensor, None]:
