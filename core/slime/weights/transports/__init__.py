@@ -8,7 +8,8 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,12 +170,8 @@ def create_transport(
     """
     check = None
     if options.check_weight_update_equal:
-        tp_sizes, ep_size, dp_size = {engine.tp_size for engine in engines}, engines[0].ep_size, engines[0].dp_size
-        check = (
-            WeightCheck(model, tp_sizes, ep_size=ep_size, dp_size=dp_size)
-            if quantised is None
-            else quantised.check(tp_sizes, ep_size=ep_size, dp_size=dp_size)
-        )
+        make: Callable[..., WeightCheck] = partial(WeightCheck, model) if quantised is None else quantised.check
+        check = make({engine.tp_size for engine in engines}, ep_size=engines[0].ep_size, dp_size=engines[0].dp_size)
     model = model if quantised is None else quantised.model
     common: dict[str, Any] = {"engines": engines, "timeout_s": options.weight_sync_timeout_s, "check": check}
     common |= {

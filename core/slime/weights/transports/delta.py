@@ -13,6 +13,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -91,14 +92,11 @@ class DeltaTransport(DiskTransport):
         self._newest = None
 
     def _load_copies(self, name: str, version: str) -> None:
-        ahead = Fleet(self.engines, self.timeout_s)
-        try:  # while they generate
+        with closing(Fleet(self.engines, self.timeout_s)) as ahead:  # while they generate
             copies = ahead.each(
                 "applying the new version to the copy",
                 lambda engine: (engine, self.receive(engine.url, self.folder, name, ahead.remaining_s())),
             )
-        finally:
-            ahead.close()
         with self._paused(session=False) as fleet:
             fleet.deadline = ahead.deadline
             self._load(fleet, dict(copies).__getitem__, version)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -133,10 +134,9 @@ class DistributedTransport(WeightTransport):
         group, self._group = self._group, None
         if group is not None:
             group.close()
-            fleet = Fleet(self.engines, self.timeout_s)
             leave = partial(EngineControl.destroy_weights_update_group, group_name=group.name)
-            fleet.clean_up("leaving the process group", leave)
-            fleet.close()
+            with closing(Fleet(self.engines, self.timeout_s)) as fleet:
+                fleet.clean_up("leaving the process group", leave)
 
 
 def _end_group(group: BroadcastGroup, call: FleetCall | None, error: BaseException) -> None:

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,11 +233,8 @@ class WeightTransport(ABC):
 
     def _send_stage(self, named: NamedTensors, version: str) -> None:
         """The part of a sender other than the first."""
-        fleet = Fleet(self.engines, self.timeout_s)
-        try:
+        with closing(Fleet(self.engines, self.timeout_s)) as fleet:
             seconds, report = self._send_part(fleet, named, version)
-        finally:
-            fleet.close()
         observed = None if self.check is None else self.check.report()
         self.turns.done(sent=self._sent, seconds=seconds, report=[report, observed])
 
@@ -280,34 +277,32 @@ class WeightTransport(ABC):
         Args:
             session: Whether to open a weight update session around the body, which updates from memory need.
         """
-        fleet = Fleet(self.engines, self.timeout_s)
-        open_session = False
-        try:
-            fleet.each("pausing", lambda engine: engine.pause("in_place" if self.keep_kv else "retract"))
-            if session:
-                open_session = True
-                fleet.each("beginning the update", lambda engine: engine.begin_weight_update(self.models))
-            yield fleet
-            if session:
-                fleet.each("ending the update", lambda engine: engine.end_weight_update())
-                open_session = False
-            if self.check is not None:
-                held = fleet.each("reading checksums", lambda engine: engine.weights_checksum())
-                for engine, checksums in zip(self.engines, held, strict=True):
-                    self.check.compare(engine.url, checksums)
-            fleet.each("resuming", lambda engine: engine.resume())
-        except BaseException as error:
-            if open_session:
-                fleet.clean_up("ending the update", lambda engine: engine.end_weight_update())
-            if self.repeated:  # some may not be paused yet
-                failures = fleet.clean_up("pausing", lambda engine: engine.pause())
-            else:
-                failures = fleet.clean_up("resuming", lambda engine: engine.resume())
-            for failure in failures:
-                error.add_note(f"and then {failure}")
-            raise
-        finally:
-            fleet.close()
+        with closing(Fleet(self.engines, self.timeout_s)) as fleet:
+            open_session = False
+            try:
+                fleet.each("pausing", lambda engine: engine.pause("in_place" if self.keep_kv else "retract"))
+                if session:
+                    open_session = True
+                    fleet.each("beginning the update", lambda engine: engine.begin_weight_update(self.models))
+                yield fleet
+                if session:
+                    fleet.each("ending the update", lambda engine: engine.end_weight_update())
+                    open_session = False
+                if self.check is not None:
+                    held = fleet.each("reading checksums", lambda engine: engine.weights_checksum())
+                    for engine, checksums in zip(self.engines, held, strict=True):
+                        self.check.compare(engine.url, checksums)
+                fleet.each("resuming", lambda engine: engine.resume())
+            except BaseException as error:
+                if open_session:
+                    fleet.clean_up("ending the update", lambda engine: engine.end_weight_update())
+                if self.repeated:  # some may not be paused yet
+                    failures = fleet.clean_up("pausing", lambda engine: engine.pause())
+                else:
+                    failures = fleet.clean_up("resuming", lambda engine: engine.resume())
+                for failure in failures:
+                    error.add_note(f"and then {failure}")
+                raise
 
     def _flushes(self, number: int) -> bool:
         """Whether call `number` of an update drops cached prefixes: the first does, and then no request runs."""
