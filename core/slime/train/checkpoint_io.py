@@ -39,6 +39,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from slime.errors import CheckpointError, CheckpointWriteError, disk_problem, one_line
 from slime.train.checkpoint_reader import METADATA, blame, read_metadata, require_complete, without_code
 from slime.train.lora import saved_part
+from slime.train.parallel import of_all_ranks
 
 _WRITER = filesystem_async.FileSystemWriterAsync
 
@@ -326,9 +327,7 @@ def _gather_random_states() -> list[dict[str, torch.Tensor]]:
     own = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         own["cuda"] = torch.cuda.get_rng_state()
-    states: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(states, own)
-    return states
+    return of_all_ranks(own)
 
 
 def _set_random_state(state: dict[str, torch.Tensor]) -> None:

@@ -26,7 +26,7 @@ from slime.train.micro_batches import Flops, PrefixGroup, can_share_prompts, pla
 from slime.train.offload import ModelMemory, Part
 from slime.train.optimizer import build_scheduler, install_adam, take_step
 from slime.train.packing import PackedMicroBatch, PackingRule
-from slime.train.parallel import counts_tokens
+from slime.train.parallel import counts_tokens, of_all_ranks
 from slime.train.routing import check_routes, router_metrics, routers_of
 from slime.train.schedule import LossFunction, PipelineSchedule, TokenHead, connect_schedule
 from slime.train.settings import TrainSettings
@@ -275,10 +275,8 @@ def sum_over_ranks(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
             add_sums(mine, dict(zip(part, values, strict=True)))
     if dist.get_world_size() == 1:
         return mine
-    everyone: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, mine)
     total: dict[str, float] = {}
-    for one in everyone:
+    for one in of_all_ranks(mine):
         add_sums(total, one)
     return total
 

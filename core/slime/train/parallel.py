@@ -7,7 +7,7 @@ import os
 import socket
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from slime.errors import TrainerError
 if TYPE_CHECKING:
     from slime.config import RunConfig
 
-
+T = TypeVar("T")
 #: where ranks find each other: a file in a folder of this user alone, or an address and port at which rank 0 listens
 MeetingPoint = Path | tuple[str, int]
 
@@ -62,7 +62,8 @@ def start(config: RunConfig, transformer: Any, *, rank: int, world_size: int, me
             f"rank {rank} of {world_size} could not join the others at {place} within {minutes:g}"
             f" minutes: {error}. Either a rank died while starting (see its log), or the port is taken or blocked."
         ) from error
-    torch.set_num_threads(rank_threads(config, _ranks_on_this_machine()))
+    machine = socket.gethostname()
+    torch.set_num_threads(rank_threads(config, of_all_ranks(machine).count(machine)))
     # Ranks that take part in gathering wait for the one that sends, and must not give up before it does.
     in_sync_s = config.sync.weight_sync_timeout_s + SYNC_ANSWER_S
     parallel_state.initialize_model_parallel(
@@ -116,10 +117,11 @@ def _store(meeting: MeetingPoint, rank: int, world_size: int, timeout: timedelta
     )
 
 
-def _ranks_on_this_machine() -> int:
-    hosts = [""] * dist.get_world_size()
-    dist.all_gather_object(hosts, socket.gethostname())
-    return hosts.count(socket.gethostname())
+def of_all_ranks(own: T) -> list[T]:
+    """What each rank calls this with, in the order of the ranks (collective)."""
+    found = [own] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
 
 
 def counts_tokens() -> bool:

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from slime.errors import TrainerError
+from slime.train.parallel import of_all_ranks
 
 #: what is counted of each layer besides the tokens of its experts
 _COUNTS = ("tokens", "dropped", "entropy", "aux_loss", "z_loss")
@@ -258,10 +258,8 @@ def router_metrics(routers: Iterable[TrainingRouter], *, steps: int) -> dict[str
         the part of choices that a capacity factor dropped; `moe_aux_loss` and `moe_z_loss` means over layers and steps.
     """
     mine = {router.layer_number: router.take_load() for router in routers}
-    everyone: list[dict[int, Tensor]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, mine)
     layers: dict[int, Tensor] = {}
-    for one in everyone:
+    for one in of_all_ranks(mine):
         for number, found in one.items():
             layers[number] = layers[number] + found if number in layers else found
     if not layers:

@@ -14,7 +14,7 @@ from torch import Tensor
 from slime.observe.logged_tokens import FIXED_BYTES, LoggedTokens, Marks, choose
 from slime.plugin.columns import BUILT_IN
 from slime.train.packing import PackedMicroBatch
-from slime.train.parallel import counts_tokens
+from slime.train.parallel import counts_tokens, of_all_ranks
 
 if TYPE_CHECKING:
     from slime.config.options import RunOptions
@@ -88,8 +88,7 @@ class TokenRecord:
         marks = self._marks(mine, batch)
         if dist.get_world_size() > 1:
             # Stages without the output layer have seen neither names nor values.
-            everyone: list[tuple[list[str], Marks]] = [([], marks)] * dist.get_world_size()
-            dist.all_gather_object(everyone, (list(names), marks))
+            everyone = of_all_ranks((list(names), marks))
             names = dict.fromkeys(name for one, _ in everyone for name in one)
             marks = Marks(
                 np.sum([one.gap for _, one in everyone], axis=0), np.sum([one.clipped for _, one in everyone], axis=0)
