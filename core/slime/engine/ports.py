@@ -129,30 +129,20 @@ def use_interface_of(host: str) -> None:
     os.environ.update(on_interface_of(host))
 
 
-def port_in_use(port: int, host: str = LOOPBACK) -> bool:
-    """Whether binding `port` on `host` fails because something listens there."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        # What servers set too: without it a port in TIME_WAIT would count as taken.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return True
-            raise
-    return False
-
-
-def require_free_port(port: int, option: str, host: str = LOOPBACK) -> None:
-    """Raise `ConfigError` if `port`, the value of `option`, is taken or not allowed."""
+def require_free_port(port: int, option: str) -> None:
+    """Raise `ConfigError` if a server cannot listen on `port`, the value of `option`: it is taken or not allowed."""
+    place = host_port(LOOPBACK, port)
     try:
-        taken = port_in_use(port, host)
+        with socket.socket() as probe:
+            # What servers set too: without it a port in TIME_WAIT would count as taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((LOOPBACK, port))
     except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"{option} {port}: cannot listen on {host_port(host, port)} ({error}). Choose a port from 1024 to 65535."
-        ) from None
-    if taken:
-        raise ConfigError(
-            f"{option} {port}: another process already listens on {host_port(host, port)}. Choose another port, omit "
-            f"the option to get a free one, or end that process (`ss -ltnp 'sport = :{port}'` names it)."
-        )
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            problem = (
+                f"another process already listens on {place}. Choose another port, omit the option to get a free one,"
+                f" or end that process (`ss -ltnp 'sport = :{port}'` names it)."
+            )
+        else:
+            problem = f"cannot listen on {place} ({error}). Choose a port from 1024 to 65535."
+        raise ConfigError(f"{option} {port}: {problem}") from None

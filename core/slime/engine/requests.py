@@ -176,16 +176,6 @@ class FairSlots:
     @asynccontextmanager
     async def slot(self, *, evaluation: bool) -> AsyncIterator[None]:
         """Wait for a slot, and hold it in the body."""
-        if self._free > 0 and not (self._waiting[True] or self._waiting[False]):
-            self._hold(evaluation)
-        else:
-            await self._wait(evaluation)
-        try:
-            yield
-        finally:
-            self._release(evaluation)
-
-    async def _wait(self, evaluation: bool) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[evaluation].append(granted)
         self._grant()
@@ -196,10 +186,10 @@ class FairSlots:
             if not granted.cancelled():
                 self._release(evaluation)
             raise
-
-    def _hold(self, evaluation: bool) -> None:
-        self._held[evaluation] += 1
-        self._free -= 1
+        try:
+            yield
+        finally:
+            self._release(evaluation)
 
     def _release(self, evaluation: bool) -> None:
         self._held[evaluation] -= 1
@@ -214,7 +204,7 @@ class FairSlots:
 
     def _grant(self) -> None:
         """Give away the free slots."""
-        while self._free > 0 and (self._waiting[True] or self._waiting[False]):
+        while self._free > 0:
             for waiting in self._waiting.values():
                 while waiting and waiting[0].cancelled():
                     waiting.popleft()
@@ -223,4 +213,5 @@ class FairSlots:
                 return
             kind = min(kinds, key=self._held.__getitem__)
             self._waiting[kind].popleft().set_result(None)
-            self._hold(kind)
+            self._held[kind] += 1
+            self._free -= 1
