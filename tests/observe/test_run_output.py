@@ -255,8 +255,8 @@ EXPORT_ON_A_FULL_DISK = """
 import sys
 from pathlib import Path
 import torch
-from slime.weights.hf_save import _write_file
-_write_file(Path(sys.argv[1]) / "model.safetensors", {"weight": torch.zeros(100_000)})
+from slime.weights.hf_save import write_file
+write_file(Path(sys.argv[1]) / "model.safetensors", {"weight": torch.zeros(100_000)})
 """
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,11 @@ from slime.errors import CheckpointError, ConfigError, writing
 from slime.plugin.architecture import Architecture, Rule
 from slime.train.features import Feature
 from slime.train.layers import NormedRowParallelLinear
+from slime.weights.hf_save import write_file
 from slime.weights.lora import (
+    ADAPTER_CONFIG,
+    ADAPTER_FOLDER,
+    ADAPTER_WEIGHTS,
     ADAPTERS_DESCRIPTION,
     Lora,
     adapter_rules,
@@ -46,7 +50,6 @@ from slime.weights.lora import (
     module_of,
     peft_config,
     peft_reader,
-    peft_writer,
 )
 from slime.weights.shards import (
     ADAPTERS,
@@ -235,9 +238,14 @@ class AdapterTraining(Feature):
         gathered = gather_tensors(_shards(chunks), {})
         return ((name, tensor) for name, tensor in gathered if name in shapes)
 
-    def writer(self, adapters: NamedTensors) -> Callable[[Path], None]:
-        """What writes these adapters into an exported model folder."""
-        return peft_writer(adapters, peft_config(self._lora, self._model, self._base))
+    def write(self, adapters: NamedTensors, model_folder: Path) -> None:
+        """Write these adapters and their `adapter_config.json` into a model folder, as its folder `adapter`."""
+        folder = model_folder / ADAPTER_FOLDER
+        folder.mkdir()
+        tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in adapters}
+        text = json.dumps(peft_config(self._lora, self._model, self._base), indent=2) + "\n"
+        (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
+        write_file(folder / ADAPTER_WEIGHTS, tensors)
 
     def save(self, folder: Path, write: Write) -> None:  # noqa: ARG002 - the adapters are the policy's weights
         """Write beside saved adapters what they are without: rank, alpha, modules, and a digest of the frozen model.

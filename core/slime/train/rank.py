@@ -315,7 +315,7 @@ class MegatronRank:
         """Write a complete Hugging Face model folder, with adapters merged and in a folder `adapter`; rank 0 writes."""
         weights, base = self.named_hf_weights(), Path(str(self.config.checkpoint.hf_checkpoint))
         adapters = self.named_adapters()
-        also = None if self.adapters is None else self.adapters.writer(adapters)
+        also = None if self.adapters is None else partial(self.adapters.write, adapters)
         if self._rank == 0:
             with drained(adapters):
                 save_hf(folder, weights, base, self._named(), also=also)

@@ -156,7 +156,7 @@ def write_part(
     on_host = ((name, tensor.detach().to("cpu", copy=True).contiguous()) for name, tensor in own_types)
     for bucket in buckets(on_host, max_shard_bytes):
         file = f"part-{writer:05}-{len(parts):05}.safetensors"
-        _write_file(work / file, dict(bucket))
+        write_file(work / file, dict(bucket))
         for name, tensor in bucket:
             see(name, tensor)
             del tensor
@@ -239,7 +239,8 @@ def file_names(count: int) -> list[str]:
     return [SINGLE_FILE] if count == 1 else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
 
 
-def _write_file(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_file(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file. Raises `CheckpointWriteError` or `OSError`."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

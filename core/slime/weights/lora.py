@@ -6,24 +6,21 @@ names. This module needs no torch.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slime.errors import CheckpointError, CheckpointWriteError, ConfigError, did_you_mean, disk_problem
+from slime.errors import CheckpointError, ConfigError, did_you_mean
 from slime.plugin.architecture import Architecture, Rule
 from slime.weights.hf_config import read_json
 from slime.weights.mapping import first_names, wrong_names
 from slime.weights.stored import FLOATS, StoredTensor, read_header
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from slime.config.weight_options import LoraOptions
-    from slime.weights.shards import NamedTensors, ReadSlice
+    from slime.weights.shards import ReadSlice
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -313,25 +310,3 @@ def peft_reader(folder: Path) -> ReadSlice:
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}.") from error
     return lambda name, dim, start, stop: tensors[name].narrow(dim, start, stop - start)
-
-
-def peft_writer(named: NamedTensors, config: dict[str, Any]) -> Callable[[Path], None]:
-    """What writes the adapters and their `adapter_config.json` into a model folder, as its folder `adapter`."""
-
-    def write(model_folder: Path) -> None:
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        folder = model_folder / ADAPTER_FOLDER
-        folder.mkdir()
-        tensors: dict[str, Tensor] = {name: tensor.cpu().clone().contiguous() for name, tensor in named}
-        text = json.dumps(config, indent=2) + "\n"
-        (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
-        try:
-            save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise CheckpointWriteError(
-                f"{folder / ADAPTER_WEIGHTS} cannot be written: {disk_problem(error, folder)}."
-            ) from error
-
-    return write
