@@ -159,16 +159,18 @@ def save_weights(folder: Path, chunks: list[Any], write: Write) -> None:
 
 
 def load_weights(folder: Path, chunks: list[Any]) -> None:
-    """Read the weights that `save_weights` wrote, under any parallel layout (collective).
+    """Read the weights of a checkpoint, of slime or of Megatron-LM, under any parallel layout (collective).
 
     Raises:
-        CheckpointError: As `load_state` does.
+        CheckpointError: The folder is not such a checkpoint, or does not fit the model.
     """
     with _blaming(folder):
-        _put_into(chunks, _read(folder, _model_state(chunks)))
+        state = _model_state(chunks, by_layer=_keeps_layers_apart(folder))
+        # What is not sharded is left out: Megatron-LM keeps its arguments there.
+        _put_into(chunks, _read(folder, state, with_common=False))
 
 
-def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, *, weights_only: bool) -> None:
+def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any) -> None:
     """Read what `save_state` wrote, under any parallel layout (collective).
 
     Args:
@@ -176,24 +178,17 @@ def load_state(folder: Path, chunks: list[Any], optimizer: Any, scheduler: Any, 
         chunks: The bare models of this rank.
         optimizer: Megatron's optimizer over them.
         scheduler: Its learning-rate schedule.
-        weights_only: Leave optimizer, schedule and random states unchanged.
 
     Raises:
-        CheckpointError: The folder is not such a checkpoint, or does not fit the model.
+        CheckpointError: As `load_weights` does.
     """
+    state = _model_state(chunks)
+    state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), is_loading=True, metadata=_metadata())
     with _blaming(folder):
-        state = _model_state(chunks, by_layer=weights_only and _keeps_layers_apart(folder))
-    if not weights_only:
-        state["optimizer"] = optimizer.sharded_state_dict(_for_optimizer(state), is_loading=True, metadata=_metadata())
-    with _blaming(folder):
-        loaded = _read(folder, state, with_common=not weights_only)
+        loaded = _read(folder, state)
         _put_into(chunks, loaded)
-        with torch.no_grad():
-            if weights_only:
-                optimizer.reload_model_params()
-                return
-            with _own_settings(optimizer):
-                optimizer.load_state_dict(loaded["optimizer"])
+        with torch.no_grad(), _own_settings(optimizer):
+            optimizer.load_state_dict(loaded["optimizer"])
         scheduler.load_state_dict(loaded["scheduler"])
         states = loaded["random"]
         if len(states) == dist.get_world_size():
@@ -242,7 +237,6 @@ def _keeps_layers_apart(folder: Path) -> bool:
 
 
 def _read(folder: Path, state: dict[str, Any], *, with_common: bool = True) -> dict[str, Any]:
-    """Read `state`. Who wants only weights leaves out what is not sharded: Megatron-LM keeps its arguments there."""
     require_complete(folder)
     with without_code(folder, with_common=with_common) as common:
         loaded: dict[str, Any] = dist_checkpointing.load(

@@ -19,7 +19,7 @@ from torch import Tensor
 from slime.config.learning_rate import SavedSteps, continued_at
 from slime.errors import TrainerError
 from slime.observe.timing import timed
-from slime.train.checkpoint_io import Write, load_state, save_state, save_weights, write_now
+from slime.train.checkpoint_io import Write, load_state, load_weights, save_state, save_weights, write_now
 from slime.train.chunks import wrap_chunks
 from slime.train.features import Feature
 from slime.train.micro_batches import Flops, PrefixGroup, can_share_prompts, plan_step
@@ -187,7 +187,11 @@ class TrainableModel:
     def load(self, folder: Path, *, weights_only: bool) -> None:
         """Read what `save` wrote, under any parallel layout; `weights_only` keeps optimizer and schedule fresh."""
         self.finish_param_gather()
-        load_state(folder, self.chunks, self.optimizer, self.scheduler, weights_only=weights_only)
+        if weights_only:
+            load_weights(folder, self.chunks)
+            self.optimizer.reload_model_params()
+        else:
+            load_state(folder, self.chunks, self.optimizer, self.scheduler)
 
     def continue_schedule(self, saved: SavedSteps) -> None:
         """Go on at the right place of the schedule if the loaded run took another number of steps per rollout."""
