@@ -114,7 +114,7 @@ def test_an_incompatible_critic_folder_is_refused(model_folder: Folders, tmp_pat
     assert f"--critic-load {other} has another architecture than --hf-checkpoint: num_layers 3 / 4" in message
     two = as_reward_model(folder, tmp_path / "two", torch.zeros(2, 64))
     ((kind, message),) = run_ranks(first_weights, 1, critic_config(folder, critic_load=str(two)))
-    assert kind == "CheckpointError" and "score.weight has shape (2, 64), expected (1, 64)" in message
+    assert kind == "CheckpointError" and "score.weight has shape [2, 64], expected [1, 64]" in message
     least = critic_config(folder, critic_lr=1e-5, megatron={"min_lr": 1e-4})
     ((kind, message),) = run_ranks(first_weights, 1, least)
     assert kind == "ConfigError" and "--min-lr 0.0001 is not between 0 and --critic-lr 1e-05" in message

@@ -13,6 +13,7 @@ from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 from tests.weights.megatron_ranks import build, run_ranks
 
+from slime.cli.preflight_model import ModelFacts, weight_problems
 from slime.errors import CheckpointError, ConfigError
 from slime.weights.hf_config import tokenizer_code
 from slime.weights.hf_load import load_hf
@@ -67,7 +68,15 @@ def test_missing_and_unexpected_tensors_are_listed(folder: Path) -> None:
 def test_a_wrong_shape_is_named_with_both_shapes(folder: Path) -> None:
     _rewrite(folder, **{"model.layers.1.mlp.up_proj.weight": torch.zeros(127, 64)})
     (outcome,) = run_ranks(_load, 1, folder, folder)
-    assert "model.layers.1.mlp.up_proj.weight has shape (127, 64), expected (128, 64)" in outcome
+    assert "model.layers.1.mlp.up_proj.weight has shape [127, 64], expected [128, 64]" in outcome
+
+
+def test_a_head_of_several_numbers_is_found_before_a_run_starts(folder: Path) -> None:
+    _rewrite(folder, **{"score.weight": torch.zeros(2, 64)})
+    model = ModelFacts(folder, read_architecture(folder))
+    assert list(weight_problems(model, "--critic-load", everything=False, backbone=True)) == [
+        f"--critic-load {folder}: score.weight has shape [2, 64], expected [1, 64]: one number for each token"
+    ]
 
 
 @pytest.mark.engine

@@ -20,13 +20,14 @@ from slime.config.learning_rate import learning_rate_problems
 from slime.config.megatron_checks import layout_problems
 from slime.errors import CheckpointError, ConfigError, SlimeError
 from slime.plugin.architecture import Architecture
-from slime.weights.fp8 import Block, block_of, fp8_names, scale_of, type_problems, weight_names
+from slime.weights.folder_problems import expected_shapes, folder_problems
+from slime.weights.fp8 import Block, block_of, scale_of
 from slime.weights.hf_config import read_hf_config
 from slime.weights.lora import ADAPTER_CONFIG, adapter_tensors, lora_of
-from slime.weights.mapping import EMBEDDING, HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
+from slime.weights.mapping import first_names
 from slime.weights.models import Models
 from slime.weights.stated_model import contradictions, predicting_layers
-from slime.weights.stored import FLOATS, FP8, not_finite, stored_tensors, tied_problem
+from slime.weights.stored import FLOATS, FP8, not_finite, stored_tensors
 
 #: a model folder has at least one of them
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
@@ -155,32 +156,9 @@ def weight_problems(model: ModelFacts, option: str, *, everything: bool, backbon
     Raises:
         CheckpointError: A file is missing, truncated or damaged, or is outside the folder.
     """
-    stored, expected = stored_tensors(model.folder), model.architecture.shapes
-    tied = HF_OUTPUT_LAYER not in expected
-    optional = {HF_OUTPUT_LAYER} if tied else set()
-    if backbone:
-        expected.pop(HF_OUTPUT_LAYER, None)
-        optional = {HF_OUTPUT_LAYER, SCORE}
-    where = f"{option} {model.folder}"
-    if names := wrong_names(weight_names(stored, model.block), set(expected), optional, model.architecture.carried):
-        yield (
-            f"{where} does not hold the tensors that its config.json describes ({len(expected)} tensors):"
-            f" {'; '.join(names)}"
-        )
-    if tied and not backbone:
-        [embedding] = (name for rule in model.architecture.rules if rule.megatron == EMBEDDING for name in rule.hf)
-        if (problem := tied_problem(stored, embedding, HF_OUTPUT_LAYER, everything=everything)) is not None:
-            yield f"{where}: {problem}"
-    used = {name: stored[name] for name in expected if name in stored}
-    shapes = [
-        f"{name} has shape {list(tensor.shape)}, expected {list(expected[name])}"
-        for name, tensor in used.items()
-        if tensor.shape != expected[name]
-    ]
-    if shapes:
-        yield f"{where} has {len(shapes)} tensors of the wrong shape: {first_names(shapes)}"
-    for problem in type_problems(stored, sorted({*used, *fp8_names(stored, model.architecture.carried)}), model.block):
-        yield f"{where} has {problem}"
+    stored, where = stored_tensors(model.folder), f"{option} {model.folder}"
+    yield from folder_problems(where, stored, model.architecture, model.block, backbone=backbone, everything=everything)
+    used = {name: stored[name] for name in expected_shapes(model.architecture, backbone=backbone) if name in stored}
     readable = {name: tensor for name, tensor in used.items() if tensor.dtype in (*FLOATS, FP8)}
     scales = {scale_of(name): stored.get(scale_of(name)) for name, tensor in used.items() if tensor.dtype == FP8}
     readable |= {name: tensor for name, tensor in scales.items() if tensor is not None and tensor.dtype in FLOATS}

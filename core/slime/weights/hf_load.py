@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from slime.errors import CheckpointError
-from slime.plugin.architecture import Architecture, Rule
-from slime.weights.fp8 import block_of, blocks_between, dequantised, fp8_names, scale_of, type_problems, weight_names
+from slime.plugin.architecture import Architecture
+from slime.weights.folder_problems import folder_problems
+from slime.weights.fp8 import block_of, blocks_between, dequantised, scale_of, weight_names
 from slime.weights.hf_config import read_hf_config
-from slime.weights.mapping import EMBEDDING, HF_OUTPUT_LAYER, SCORE, first_names, wrong_names
-from slime.weights.shards import OUTPUT_LAYER, check_shard, local_parameters, read_shard, rule_of
-from slime.weights.stored import FP8, stored_tensors, tied_problem
+from slime.weights.mapping import OUTPUT_LAYER, SCORE
+from slime.weights.shards import check_shard, local_parameters, read_shard, rule_of
+from slime.weights.stored import FP8, stored_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +34,7 @@ def load_hf(models: Sequence[nn.Module], folder: Path, model: Architecture) -> N
         CheckpointError: If tensors are missing, unexpected, of the wrong shape, or not numbers; the message names them.
         ConfigError: If the Megatron model is not `model`.
     """
-    rules = {rule.megatron: rule for rule in model.rules}
-    optional, source = set(), SafetensorsFolder(folder)
-    if OUTPUT_LAYER not in rules:
-        optional = {HF_OUTPUT_LAYER}
-        [embedding] = rules[EMBEDDING].hf
-        if (problem := tied_problem(source.stored, embedding, HF_OUTPUT_LAYER, everything=False)) is not None:
-            raise CheckpointError(f"{folder}: {problem}.")
-    _fill(local_parameters(models, predicting=model.predicts), rules, source, optional, model.carried)
+    _fill(local_parameters(models, predicting=model.predicts), model, SafetensorsFolder(folder))
 
 
 def load_hf_backbone(models: Sequence[nn.Module], folder: Path, model: Architecture) -> Tensor | None:
@@ -50,33 +44,22 @@ def load_hf_backbone(models: Sequence[nn.Module], folder: Path, model: Architect
         `score.weight` [1, hidden] of a reward model, which turns a hidden state into one number; None if the folder
         has none.
     """
-    rules = {rule.megatron: rule for rule in model.rules if rule.megatron != OUTPUT_LAYER}
     source, local = SafetensorsFolder(folder), local_parameters(models, predicting=False)
     local.pop(OUTPUT_LAYER, None)
-    _fill(local, rules, source, {HF_OUTPUT_LAYER, SCORE}, model.carried)
-    if SCORE not in source.names:
-        return None
-    _check_types(source, [SCORE])
-    shape, expected = source.shape(SCORE), (1, model.transformer["hidden_size"])
-    if shape != expected:
-        raise CheckpointError(f"{folder}: {SCORE} has shape {shape}, expected {expected}: one number for each token.")
-    return source.read(SCORE, 0, 0, 1)
+    _fill(local, model, source, backbone=True)
+    return source.read(SCORE, 0, 0, 1) if SCORE in source.names else None
 
 
 def _fill(
-    local: Mapping[str, Tensor],
-    rules: Mapping[str, Rule],
-    source: SafetensorsFolder,
-    optional: set[str],
-    carried: tuple[str, ...],
+    local: Mapping[str, Tensor], model: Architecture, source: SafetensorsFolder, *, backbone: bool = False
 ) -> None:
-    """Read the weights in `local`. The folder must hold what `rules` name and may hold what is optional or carried."""
+    """Read the weights in `local`; `backbone` as of `folder_problems`."""
     from megatron.core import parallel_state
 
-    _check_names(source, {name for rule in rules.values() for name in rule.hf}, optional, carried)
+    for problem in folder_problems(str(source.folder), source.stored, model, source.block, backbone=backbone):
+        raise CheckpointError(f"{problem}.")
+    rules = {rule.megatron: rule for rule in model.rules}
     chosen = {name: rule_of(name, rules) for name in local}
-    _check_shapes(source, chosen.values())
-    _check_types(source, {name for rule in chosen.values() for name in rule.hf} | fp8_names(source.stored, carried))
     if source.block is not None and torch.distributed.get_rank() == 0:
         logger.info("%s holds fp8 weights: dequantised as they are read, trained and exported as others", source.folder)
     dense = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
@@ -87,31 +70,6 @@ def _fill(
             rank, ranks = dense if rule.expert is None else expert
             check_shard(rule, shape, ranks)
             parameter.copy_(read_shard(rule, shape, rank, source.read))
-
-
-def _check_names(source: SafetensorsFolder, expected: set[str], optional: set[str], carried: tuple[str, ...]) -> None:
-    problems = wrong_names(source.names, expected, optional, carried)
-    if problems:
-        raise CheckpointError(
-            f"{source.folder} does not hold the tensors its config.json describes ({len(expected)} tensors): "
-            f"{'; '.join(problems)}."
-        )
-
-
-def _check_shapes(source: SafetensorsFolder, rules: Iterable[Rule]) -> None:
-    wrong = [
-        f"{name} has shape {source.shape(name)}, expected {expected}"
-        for rule in rules
-        for name, expected in rule.hf.items()
-        if source.shape(name) != expected
-    ]
-    if wrong:
-        raise CheckpointError(f"{source.folder} has {len(wrong)} tensors of the wrong shape: {first_names(wrong)}.")
-
-
-def _check_types(source: SafetensorsFolder, names: Iterable[str]) -> None:
-    if problems := type_problems(source.stored, sorted(names), source.block):
-        raise CheckpointError(f"{source.folder} has {'; '.join(problems)}.")
 
 
 class SafetensorsFolder:

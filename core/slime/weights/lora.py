@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.errors import CheckpointError, ConfigError, did_you_mean
 from slime.plugin.architecture import Architecture, Rule
+from slime.weights.folder_problems import wrong_shapes
 from slime.weights.hf_config import read_json
 from slime.weights.mapping import first_names, wrong_names
 from slime.weights.stored import FLOATS, StoredTensor, read_header
@@ -216,12 +217,7 @@ def _loaded(options: LoraOptions, model: Architecture) -> Lora:
                 " adapters without --lora-load."
             )
     expected, found = adapter_shapes(lora, model), adapter_tensors(folder)
-    problems = wrong_names(found, set(expected), set())
-    problems += [
-        f"{name} has shape {list(found[name].shape)}, expected {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name].shape != shape
-    ]
+    problems = wrong_names(found, set(expected), set()) + wrong_shapes(found, expected)
     problems += [f"{name} is of type {tensor.dtype}" for name, tensor in found.items() if tensor.dtype not in FLOATS]
     if problems:
         raise CheckpointError(

@@ -9,6 +9,8 @@ from slime.plugin.architecture import Architecture
 _LISTED = 8
 #: name of the embedding of the vocabulary in the rules
 EMBEDDING = "embedding.word_embeddings.weight"
+#: name of the output layer over the vocabulary in the rules
+OUTPUT_LAYER = "output_layer.weight"
 #: some tools write it for a tied model too, as a copy of the embedding
 HF_OUTPUT_LAYER = "lm_head.weight"
 #: the one-number head of a Hugging Face sequence classification model

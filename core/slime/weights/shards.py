@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from slime.errors import ConfigError
 from slime.plugin.architecture import Architecture, Rule, Shape
-from slime.weights.mapping import EMBEDDING
+from slime.weights.mapping import EMBEDDING, OUTPUT_LAYER
 
 #: (name, dim, start, stop) -> that slice of a Hugging Face tensor
 ReadSlice = Callable[[str, int, int, int], Tensor]
 
-#: name of the output layer over the vocabulary
-OUTPUT_LAYER = "output_layer.weight"
 #: the submodule of a model with its layers for multi-token prediction
 PREDICTING = "mtp"
 #: the submodule of a model with its low-rank adapters, whose tensors are not the model's

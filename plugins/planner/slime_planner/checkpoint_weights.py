@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from slime.errors import CheckpointError
 from slime.plugin.architecture import Architecture, Rule
 from slime.train.checkpoint_reader import METADATA, read_metadata, read_tensors, require_complete
-from slime.weights.mapping import first_names
-from slime.weights.shards import OUTPUT_LAYER, PREDICTING, fits, saved_places, to_hf
+from slime.weights.mapping import OUTPUT_LAYER, first_names
+from slime.weights.shards import PREDICTING, fits, saved_places, to_hf
 
 #: beginnings of the names of a model's tensors; the others are the optimizer's
 _OF_MODEL = ("embedding.", "decoder.", "output_layer.", f"{PREDICTING}.")
