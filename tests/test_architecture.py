@@ -113,8 +113,7 @@ SHOPS: dict[str, frozenset[str]] = {
             # predictions: the arithmetic of what they predict
             "config.defaults",
             "weights.lora",
-            "weights.fp8",
-            "weights.stated_model",
+            "weights.operations",
             # `slime train --from-recipe`: slime's flags, and the tables of other frameworks' names
             "config.flag_table",
             "config.flags",

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 
-from slime.weights.stated_model import expert_layers
+from slime.weights.operations import active_weights, pair_operations
 
 if TYPE_CHECKING:
     from slime.rollout.train_batch import TrainBatch
@@ -279,24 +279,12 @@ class Flops:
     @classmethod
     def of(cls, transformer: TransformerConfig, *, vocab_size: int) -> Flops:
         """Of a language model. A critic, whose last layer has one row, costs a little less."""
-        hidden, heads = transformer.hidden_size, transformer.num_attention_heads
-        if isinstance(transformer, MLATransformerConfig):
-            query_dim, value_dim = transformer.qk_head_dim + transformer.qk_pos_emb_head_dim, transformer.v_head_dim
-            attention = _latent_attention_weights(transformer)
-        else:
-            query_dim = value_dim = transformer.kv_channels
-            attention = hidden * query_dim * 2 * (heads + transformer.num_query_groups)
-        layers = expert_layers(transformer.moe_layer_freq, transformer.num_layers)
-        mixtures = 0 if transformer.num_moe_experts is None else sum(layers)
-        weights = transformer.num_layers * attention
-        weights += (transformer.num_layers - mixtures) * _feed_forward_weights(transformer, transformer.ffn_hidden_size)
-        if mixtures:
-            chosen = transformer.moe_router_topk * transformer.moe_ffn_hidden_size
-            shared = transformer.moe_shared_expert_intermediate_size or 0
-            router = hidden * transformer.num_moe_experts
-            weights += mixtures * (router + _feed_forward_weights(transformer, chosen + shared))
-        pairs = transformer.num_layers * heads * (query_dim + value_dim)
-        return cls(per_token=2.0 * weights, per_prediction=2.0 * hidden * vocab_size, per_pair=2.0 * pairs)
+        sizes = vars(transformer)
+        return cls(
+            per_token=2.0 * active_weights(sizes),
+            per_prediction=2.0 * transformer.hidden_size * vocab_size,
+            per_pair=float(transformer.num_layers * pair_operations(sizes)),
+        )
 
     def __call__(self, tokens: int, trained: int) -> float:
         """Operations of a sequence of so many tokens, each of which sees itself and all before it.
@@ -306,21 +294,3 @@ class Flops:
             trained: Those of them that are trained on.
         """
         return self.per_token * tokens + self.per_prediction * trained + self.per_pair * tokens * (tokens + 1) / 2
-
-
-def _latent_attention_weights(transformer: MLATransformerConfig) -> int:
-    hidden, heads = transformer.hidden_size, transformer.num_attention_heads
-    queries = heads * (transformer.qk_head_dim + transformer.qk_pos_emb_head_dim)
-    rank, kv_rank = transformer.q_lora_rank, transformer.kv_lora_rank
-    weights: int = (
-        (hidden * queries if rank is None else rank * (hidden + queries))
-        + hidden * (kv_rank + transformer.qk_pos_emb_head_dim)
-        + kv_rank * heads * (transformer.qk_head_dim + transformer.v_head_dim)
-        + heads * transformer.v_head_dim * hidden
-    )
-    return weights
-
-
-def _feed_forward_weights(transformer: TransformerConfig, width: int) -> int:
-    hidden: int = transformer.hidden_size
-    return hidden * width * (3 if transformer.gated_linear_unit else 2)

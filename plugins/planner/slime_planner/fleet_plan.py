@@ -11,7 +11,7 @@ from slime.config import RunConfig, config_problems
 from slime.config.layer_backend import missing_for
 from slime.config.megatron_checks import NO_DEEPEP, NO_HYBRIDEP
 from slime.errors import ConfigError
-from slime.weights.stated_model import expert_layers
+from slime.weights.operations import mixtures
 from slime_planner.cluster import GIB, Cluster
 from slime_planner.known_models import PlannedModel
 from slime_planner.pipeline_stages import stage_of_layers
@@ -285,7 +285,7 @@ def rank_routes(config: RunConfig, model: PlannedModel, layers: Sequence[int], s
     if not routed:
         return 0.0
     stated = config.megatron
-    with_experts = expert_layers(model.architecture.transformer.get("moe_layer_freq", 1), len(layers))
+    with_experts = mixtures(model.architecture.transformer)
     own = sum(of == stage and mixed for of, mixed in zip(layers, with_experts, strict=True))
     divided = int(stated.get("tensor_model_parallel_size", 1)) if stated.get("sequence_parallel") else 1
     divided *= int(stated.get("context_parallel_size", 1)) * max(1, config.data_parallel_size)

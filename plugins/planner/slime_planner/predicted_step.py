@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from slime.config import RunConfig
+from slime.weights.operations import active_weights, layer_weights, mixtures, pair_operations
 from slime_planner.cluster import Cluster
 from slime_planner.known_models import PlannedModel
 from slime_planner.pipeline_stages import stage_of_layers, virtual_stages
@@ -90,53 +90,6 @@ class Training:
         )
 
 
-def layer_numbers(sizes: dict[str, Any], *, mixture: bool) -> float:
-    """Weights of a layer that multiply one token: of a mixture, only of the chosen experts."""
-    hidden, heads = int(sizes["hidden_size"]), int(sizes["num_attention_heads"])
-    if sizes.get("multi_latent_attention"):
-        head, rotated, value = (int(sizes[name]) for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"))
-        low, query = int(sizes["kv_lora_rank"]), int(sizes.get("q_lora_rank") or 0)
-        of_query = heads * (head + rotated)
-        attention = hidden * query + query * of_query if query else hidden * of_query
-        attention += hidden * (low + rotated) + low * heads * (head + value) + heads * value * hidden
-    else:
-        groups = int(sizes.get("num_query_groups") or heads)
-        channels = int(sizes.get("kv_channels") or hidden // heads)
-        attention = hidden * channels * (2 * heads + 2 * groups)
-    gates = 3 if sizes.get("gated_linear_unit") else 2
-    if not mixture:
-        return attention + gates * hidden * int(sizes["ffn_hidden_size"])
-    wide = int(sizes["moe_router_topk"]) * int(sizes["moe_ffn_hidden_size"])
-    wide += int(sizes.get("moe_shared_expert_intermediate_size") or 0)
-    return attention + gates * hidden * wide + hidden * int(sizes["num_moe_experts"])
-
-
-def active_numbers(sizes: dict[str, Any]) -> float:
-    """Weights of all layers that multiply one token."""
-    kinds = mixtures(sizes)
-    return sum(kinds.count(mixture) * layer_numbers(sizes, mixture=mixture) for mixture in set(kinds))
-
-
-def scores_flops(sizes: dict[str, Any], length: float) -> float:
-    """FLOPs of attention's scores and sums for one token of a sequence, on average."""
-    heads = int(sizes["num_attention_heads"])
-    if sizes.get("multi_latent_attention"):
-        wide = int(sizes["qk_head_dim"]) + int(sizes["qk_pos_emb_head_dim"]) + int(sizes["v_head_dim"])
-    else:
-        wide = 2 * int(sizes.get("kv_channels") or int(sizes["hidden_size"]) // heads)
-    return 2 * heads * wide * length / 2  # half of the pairs are masked
-
-
-def mixtures(sizes: dict[str, Any]) -> list[bool]:
-    """Which layers are mixtures of experts."""
-    frequency, layers = sizes.get("moe_layer_freq") or 1, int(sizes["num_layers"])
-    if not sizes.get("num_moe_experts"):
-        return [False] * layers
-    if isinstance(frequency, int):
-        return [number % frequency == 0 for number in range(layers)]
-    return [bool(one) for one in frequency]
-
-
 def training_seconds(
     config: RunConfig,
     model: PlannedModel,
@@ -157,13 +110,13 @@ def training_seconds(
     vocabulary = int(model.architecture.gpt["vocab_size"])
     length = work.prompt + work.response
     flops = [0.0] * pipeline
-    scores = scores_flops(sizes, length)
-    each = {mixture: 2 * layer_numbers(sizes, mixture=mixture) + scores for mixture in set(kinds)}
+    scores = pair_operations(sizes) * length / 2  # half of the pairs are masked
+    each = {mixture: 2 * layer_weights(sizes, mixture=mixture) + scores for mixture in set(kinds)}
     for mixture, stage in zip(kinds, stages, strict=True):
         flops[stage] += each[mixture]
     flops[-1] += 2 * hidden * vocabulary
     if model.architecture.predicts and model.architecture.predicting is not None:
-        one = 2 * layer_numbers(sizes, mixture=kinds[-1]) + 4 * hidden * hidden + 2 * hidden * vocabulary
+        one = 2 * layer_weights(sizes, mixture=kinds[-1]) + 4 * hidden * hidden + 2 * hidden * vocabulary
         flops[-1] += model.architecture.predicting.count * one
     busiest = flops.index(max(flops))
     here = [mixture for mixture, stage in zip(kinds, stages, strict=True) if stage == busiest]
@@ -236,7 +189,7 @@ def decode_seconds(
     if config.sglang.get("enable_dp_attention"):
         cache /= devices / attention_ranks(config)
     memory = (weights + cache) / (cluster.gpu.bandwidth * 1e9 * rates.memory)
-    active = active_numbers(sizes)
+    active = active_weights(sizes)
     active += int(sizes["hidden_size"]) * int(model.architecture.gpt["vocab_size"])
     peak = (cluster.gpu.fp8 if quantised_engine(config) and cluster.gpu.fp8 else cluster.gpu.bf16) * 1e12
     arithmetic = running * 2 * active / devices / (peak * rates.matrix)
@@ -284,7 +237,7 @@ def rollout_seconds(
     if drafting_layers(config, model.architecture) or config.sglang.get("speculative_algorithm"):
         seconds /= rates.speculation
     sizes = model.architecture.transformer
-    active = active_numbers(sizes)
+    active = active_weights(sizes)
     read = math.ceil(work.prompts / engines) * work.prompt * 2 * active
     devices = config.cluster.rollout_num_gpus_per_engine
     return seconds + read / devices / (cluster.gpu.bf16 * 1e12 * rates.matrix * 0.7)
