@@ -176,8 +176,8 @@ def test_the_default_objective_keeps_the_contract(ratio: Any) -> None:
 @pytest.mark.parametrize(
     ("estimator", "rule", "detail"),
     [
-        (Reduced(), "one entry per token", "the loss is ()"),
-        (NoMetrics(), "one entry per token", "ratio is ()"),
+        (Reduced(), "one entry per token", "returned a loss of shape ()"),
+        (NoMetrics(), "one entry per token", "the metric 'ratio' as ()"),
         (Overflows(), "finite loss and gradient at extreme ratios", "not finite"),
         (SeesMasked(), "outside the mask out of the gradient", "tokens whose mask is 0"),
         (SeesOthers(), "share a micro-batch", "belongs in advantages()"),

@@ -110,7 +110,7 @@ def test_an_estimators_objective_replaces_the_surrogate() -> None:
     [
         (torch.zeros(2), "returned Tensor"),
         ((torch.zeros(()), {}), r"loss of shape \(\); expected one entry per token, \(2,\)"),
-        ((torch.zeros(2), {"m": torch.zeros(3)}), r"metric 'm' is \(3,\)"),
+        ((torch.zeros(2), {"m": torch.zeros(3)}), r"metric 'm' as \(3,\)"),
         ((torch.zeros(2), [1]), "metrics of type list"),
     ],
 )

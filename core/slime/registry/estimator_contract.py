@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from slime.errors import PluginContractError
-from slime.plugin import Advantages, Estimator, EstimatorBatch
+from slime.plugin import Advantages, Estimator, EstimatorBatch, TokenBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +41,36 @@ def check_advantages(answer: object, masks: Sequence[Tensor], *, returns: bool =
     if answer.returns is None:
         raise PluginContractError("returned no returns; expected one per token, to train the critic.")
     return Advantages(advantages, _checked("returns", answer.returns, masks, zero_outside=False))
+
+
+def check_objective(answer: object, tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """An objective's loss [M], and its metrics as [M] float32 without gradients.
+
+    Args:
+        answer: What the objective returned.
+        tokens: Its input.
+
+    Raises:
+        PluginContractError: It is anything but per-token vectors.
+    """
+    import torch
+
+    expected = tuple(tokens.log_probs.shape)
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], torch.Tensor)):
+        raise PluginContractError(f"returned {type(answer).__name__}; expected (loss [M], metrics: name -> [M]).")
+    loss, metrics = answer
+    if tuple(loss.shape) != expected:
+        raise PluginContractError(
+            f"returned a loss of shape {tuple(loss.shape)}; expected one entry per token, {expected}. Do not reduce it:"
+            " the trainer weights and sums the tokens."
+        )
+    if not isinstance(metrics, Mapping):
+        raise PluginContractError(f"returned metrics of type {type(metrics).__name__}; expected a dict.")
+    for key, values in metrics.items():
+        if not isinstance(values, torch.Tensor) or tuple(values.shape) != expected:
+            got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+            raise PluginContractError(f"returned the metric {key!r} as {got}; expected a tensor {expected}.")
+    return loss, {key: values.detach().float() for key, values in metrics.items()}
 
 
 class CopiedWhenRead(Sequence[dict[str, Any]]):

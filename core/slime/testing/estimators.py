@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from slime.plugin import Advantages, Estimator, EstimatorBatch, EstimatorSpec, TokenBatch
-from slime.registry.estimator_contract import check_advantages, check_permutation, check_untouched, copy_batch
+from slime.registry.estimator_contract import (
+    check_advantages,
+    check_objective,
+    check_permutation,
+    check_untouched,
+    copy_batch,
+)
 from slime.testing.contract_rules import Contract, Subject, assert_contract, attributed, check, rule
 from slime.testing.samples import random_batch, token_batch
 
@@ -243,23 +249,9 @@ class EstimatorContract(Contract):
         (gradient,) = torch.autograd.grad((loss * mask).sum(), leaf)
         return gradient
 
-    def _loss(self, tokens: TokenBatch, case: str) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def _loss(self, tokens: TokenBatch, case: str) -> tuple[Tensor, dict[str, Tensor]]:
         with attributed(self._loss_call, case):
-            answer: tuple[Tensor, Mapping[str, Tensor]] = self.objective(tokens)
-        check(
-            isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping),
-            f"{self._loss_call}, given {case}, returned {type(answer).__name__}; expected (loss [M], metrics: name ->"
-            " [M])",
-        )
-        expected = tuple(tokens.log_probs.shape)
-        for name, values in {"the loss": answer[0], **answer[1]}.items():
-            got = tuple(values.shape) if hasattr(values, "shape") else type(values).__name__
-            check(
-                got == expected,
-                f"{self._loss_call}: {name} is {got}; expected one entry per token, {expected} (the kernel weights and"
-                " sums the tokens)",
-            )
-        return answer
+            return check_objective(self.objective(tokens), tokens)
 
 
 def _columns(spread: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:

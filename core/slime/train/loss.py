@@ -19,6 +19,7 @@ from torch import Tensor
 from slime.errors import PluginContractError
 from slime.errors.raised import naming
 from slime.plugin import Estimator, EstimatorSpec, TokenBatch
+from slime.registry.estimator_contract import check_objective
 from slime.train.advantages import name_of
 from slime.train.off_policy import (
     MAX_LOG_RATIO,
@@ -80,29 +81,8 @@ def policy_loss(tokens: TokenBatch, estimator: Estimator | None) -> tuple[Tensor
     if own is None:
         return clipped_surrogate(tokens)
     assert estimator is not None
-    name = name_of(estimator)
-    with naming(f"{name}.objective"):
-        result = own(tokens)
-    expected = tuple(tokens.log_probs.shape)
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)):
-        raise PluginContractError(
-            f"{name}.objective returned {type(result).__name__}; expected (loss [M], metrics: name -> [M])."
-        )
-    loss, metrics = result
-    if tuple(loss.shape) != expected:
-        raise PluginContractError(
-            f"{name}.objective returned a loss of shape {tuple(loss.shape)}; expected one entry per token, {expected}."
-            " Do not reduce it: the trainer weights and sums the tokens."
-        )
-    if not isinstance(metrics, Mapping):
-        raise PluginContractError(
-            f"{name}.objective returned metrics of type {type(metrics).__name__}; expected a dict."
-        )
-    for key, values in metrics.items():
-        if not isinstance(values, Tensor) or tuple(values.shape) != expected:
-            got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise PluginContractError(f"{name}.objective: metric {key!r} is {got}; expected a tensor {expected}.")
-    return loss, {key: values.detach().float() for key, values in metrics.items()}
+    with naming(f"{name_of(estimator)}.objective"):
+        return check_objective(own(tokens), tokens)
 
 
 # --- KL to the reference ----------------------------------------------------------------------------
