@@ -17,8 +17,9 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from slime.config.threads import rank_threads
 from slime.config.weight_options import SYNC_ANSWER_S
-from slime.engine.ports import LOOPBACK, host_port, listening_socket, own_address, use_interface_of
+from slime.engine.ports import LOOPBACK, host_port, own_address, use_interface_of
 from slime.errors import TrainerError
+from slime.weights.transports.group import served_store
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
@@ -97,7 +98,7 @@ def _require_determinism() -> None:
 
 def _store(meeting: MeetingPoint, rank: int, world_size: int, timeout: timedelta) -> Store:
     """What the ranks know of each other: on one machine in a file, which no other user can write to; on several served
-    by rank 0 at the given address alone. Torch's own store would listen on every interface."""
+    by rank 0 at the given address."""
     if isinstance(meeting, Path):
         store = FileStore(str(meeting), world_size)
         store.set_timeout(timeout)
@@ -105,16 +106,7 @@ def _store(meeting: MeetingPoint, rank: int, world_size: int, timeout: timedelta
     host, port = meeting
     if rank != 0:
         return TCPStore(host, port, world_size, timeout=timeout, wait_for_workers=False)
-    listening = listening_socket(host, port)
-    return TCPStore(
-        host,
-        port,
-        world_size,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
+    return served_store(host, port, world_size, timeout)
 
 
 def of_all_ranks(own: T) -> list[T]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime.plugin.architecture import Rule
-from slime.weights.fp8 import dequantised
+from slime.weights.fp8 import blocks_between, dequantised
 from slime.weights.shards import local_parameters, spans
 from slime_quantised.blocks import BLOCK, largest, numbers, scales_of
 
@@ -55,7 +55,7 @@ def with_dequantized_weights(chunks: Sequence[Any], rules: Mapping[str, Rule]) -
     try:
         for (rule, weight), of_rule in zip(found, scales, strict=True):
             for name, part, dim, start in _parts(rule, weight):
-                first, stop = start // BLOCK[dim], -(-(start + part.shape[dim]) // BLOCK[dim])
+                first, stop = blocks_between(start, start + part.shape[dim], BLOCK[dim])
                 touched = of_rule[name].narrow(dim, first, stop - first)
                 held = numbers(part, touched, dim=dim, start=start)
                 part.copy_(dequantised(held, touched, BLOCK, dim=dim, start=start))

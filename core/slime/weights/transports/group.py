@@ -26,6 +26,27 @@ _POLL_S = 0.0005
 _FIRST_POLLS_S = (0.00005,) * 20
 
 
+def served_store(address: str, port: int, world_size: int, timeout: timedelta) -> TCPStore:
+    """A store that this process serves at one address alone: torch's own would listen on every interface.
+
+    Args:
+        address: The address.
+        port: The port; 0: a free one.
+        world_size: Processes that will use it.
+        timeout: How long they wait for what others put there.
+    """
+    listening = listening_socket(address, port)
+    return TCPStore(
+        address,
+        listening.getsockname()[1],
+        world_size,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+
+
 @dataclass(kw_only=True, eq=False)
 class BroadcastGroup:
     """Rank 0 of a process group whose other ranks are in engines.
@@ -47,19 +68,9 @@ class BroadcastGroup:
 
     def __post_init__(self) -> None:
         self._timeout = timedelta(seconds=self.timeout_s)
-        # torch by itself would listen on every interface.
-        listening = listening_socket(self.address)
-        self.port: int = listening.getsockname()[1]
         # Only this object may hold the server, or it would outlive `close`; the backend gets a client.
-        self._server: TCPStore | None = TCPStore(
-            self.address,
-            self.port,
-            self.world_size,
-            is_master=True,
-            timeout=self._timeout,
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
+        self._server: TCPStore | None = served_store(self.address, 0, self.world_size, self._timeout)
+        self.port = self._server.port
 
     def invitation(self) -> dict[str, Any]:
         """What an engine must know to join, beside its ranks."""
