@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Loop, Slime
@@ -111,6 +112,22 @@ def test_missing_files_and_broken_json_are_refused_without_sglang(
     ended = slime("train", *base_words, f"--sglang-{option}", value)
     assert ended.code == 2 and loop.calls == []
     assert f"--sglang-{option}: got " in ended.err and f"expected {said}" in ended.err
+
+
+def test_sglang_is_asked_about_all_that_engines_get(
+    slime: Slime, base_words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(words)
+        return subprocess.CompletedProcess(words, 0, stdout="[]\n")
+
+    monkeypatch.setattr("subprocess.run", run)
+    words = ["--async", "--inflight-kv", "keep", "--sglang-attention-backend", "torch_native", "--dry-run"]
+    ended = slime("train", *base_words, *words)
+    assert ended.code == 0, ended.err
+    assert "--disable-radix-cache" in asked[-1]
 
 
 def test_files_that_engines_of_a_cluster_read_are_noted(

@@ -7,7 +7,7 @@ from tests.config.conftest import Load, Refused
 
 from slime.cli.eval import read_request
 from slime.config.flag_table import find_flag
-from slime.run.engines import engine_options
+from slime.config.sglang_options import engine_options
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ import pytest
 
 from slime.config import RunConfig
 from slime.config.options import ClusterOptions
+from slime.config.sglang_options import engine_options
 from slime.config.weight_options import CheckpointOptions
 from slime.engine.server import EngineServer, EngineSpec
 from slime.errors import EngineError, EngineStartError
 from slime.kit.processes import Child, DirectChild
 from slime.run import engines
-from slime.run.engines import EngineProcess, Engines, engine_options
+from slime.run.engines import EngineProcess, Engines
 
 
 @pytest.mark.parametrize(

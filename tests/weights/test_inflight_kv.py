@@ -17,9 +17,9 @@ from tests.support.families import read_architecture
 from tests.support.model_folders import Folders
 
 from slime.config import RunConfig
+from slime.config.sglang_options import engine_options
 from slime.config.weight_options import SyncOptions
 from slime.engine.server import EngineServer
-from slime.run.engines import engine_options
 from slime.weights.transports import create_transport
 
 pytestmark = pytest.mark.engine

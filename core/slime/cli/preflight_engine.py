@@ -26,7 +26,7 @@ from slime.cli.preflight_model import missing_parts
 from slime.config import RunConfig
 from slime.config.flags import Flag
 from slime.config.run_config import nvidia_devices
-from slime.config.sglang_options import sglang_argv, sglang_flags
+from slime.config.sglang_options import engine_options, sglang_flags
 from slime.engine.server import EngineSpec, server_arguments, server_environment
 from slime.errors import ConfigError, did_you_mean, one_line
 from slime.platform import platform_of
@@ -167,7 +167,6 @@ def _flag(key: str) -> Flag:
 
 def _asked(config: RunConfig, models: Models | None, options: Mapping[str, Any]) -> list[str]:
     """The problems that a child process finds with these options, and with all of them together."""
-    trusted = ["--trust-remote-code"] if config.checkpoint.trust_remote_code else []
     folder = Path(str(config.checkpoint.hf_checkpoint))
     model = [] if models is None else model_arguments(config.sync, models, folder)
     spec = EngineSpec(
@@ -176,7 +175,7 @@ def _asked(config: RunConfig, models: Models | None, options: Mapping[str, Any])
         tp_size=config.cluster.rollout_num_gpus_per_engine,
         device=config.device,
         deterministic=config.run.deterministic,
-        extra_args=[*sglang_argv(config.sglang), *trusted, *model],
+        extra_args=[*engine_options(config), *model],
     )
     # What SGLang makes of its options depends on the machine and the model's files: for engines elsewhere, and in the
     # plan of a run whose model is not here yet, only their words are checked.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from slime.config.flags import SGLANG, Flag
 from slime.config.installed import (
@@ -26,6 +26,9 @@ from slime.config.installed import (
 )
 from slime.config.value_types import Arity, ValueType, read_human_int, read_json, type_of
 from slime.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from slime.config.run_config import RunConfig
 
 
 @functools.cache
@@ -135,6 +138,17 @@ def _choices(node: ast.expr | None) -> Any | None:
 
 def _source(node: ast.expr | None) -> str:
     return "" if node is None else ast.unparse(node)
+
+
+def engine_options(config: RunConfig) -> list[str]:
+    """What a run's configuration adds to SGLang's command line."""
+    trusted = ["--trust-remote-code"] if config.checkpoint.trust_remote_code else []
+    options = dict(config.sglang)
+    if config.sync.inflight_kv == "keep":
+        # Requests in flight over an update leave prefixes computed with the old weights. SGLang cannot flush them while
+        # any request runs, and would give them to later requests.
+        options["disable_radix_cache"] = True
+    return [*sglang_argv(options), *trusted]
 
 
 def sglang_argv(values: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from slime.config import RunConfig
-from slime.config.sglang_options import sglang_argv
+from slime.config.sglang_options import engine_options
 from slime.config.threads import engine_threads
 from slime.engine.control import EngineKeys
 from slime.engine.external import ExternalEngine, external_engine_args, external_keys
@@ -139,17 +139,6 @@ class Receiver:
         asked = [actor.call.remote(method, versions, version) for actor in actors]
         paths: list[Path] = PendingCall(asked, f"applying {version}", timeout_s, parts=parts).wait()
         return paths[0]
-
-
-def engine_options(config: RunConfig) -> list[str]:
-    """What a run's configuration adds to SGLang's command line."""
-    trusted = ["--trust-remote-code"] if config.checkpoint.trust_remote_code else []
-    options = dict(config.sglang)
-    if config.sync.inflight_kv == "keep":
-        # Requests in flight over an update leave prefixes computed with the old weights. SGLang cannot flush them while
-        # any request runs, and would give them to later requests.
-        options["disable_radix_cache"] = True
-    return [*sglang_argv(options), *trusted]
 
 
 class Engines:
