@@ -121,7 +121,9 @@ def test_the_message_about_a_tracker_that_raises_names_the_log_that_has_the_trac
     def build() -> Tracker:
         raise KeyError("no such project")
 
-    TrackerThread("tracker mine", build).join(60)
+    tracker = TrackerThread("tracker mine", build)
+    tracker.finish("finished")  # it waits for rows before
+    tracker.join(60)
     observer.run_finished("finished")
     log = tmp_path / "run/logs/driver.log"
     [shown] = [record.getMessage() for record in logged_by_slime(caplog) if record.levelno == logging.WARNING]
