@@ -35,12 +35,11 @@ def external_problems(config: RunConfig) -> list[str]:
     """How the engines differ from those that the run would have started; each sentence names one of them."""
     flag = "--rollout-external-engine-addrs"
     try:
-        keys = external_keys(config)
+        keys = external_keys(config) or EngineKeys("", "")  # which engines without keys ignore
     except ConfigError as error:
         return [str(error)]
-    wanted = _Wanted(config)
-    ask = partial(_differences, wanted, keys)
-    urls = [url for url, *_ in external_engine_args(config, keys or EngineKeys("", ""))]
+    ask = partial(_differences, _Wanted(config), keys)
+    urls = [url for url, *_ in external_engine_args(config, keys)]
     with ThreadPoolExecutor(min(32, len(urls))) as pool:
         return [f"{flag}: {url}: {one}" for url, found in zip(urls, pool.map(ask, urls), strict=True) for one in found]
 
@@ -96,17 +95,16 @@ def _tokens(folder: Path, *, trusted: bool) -> dict[str, list[int]]:
     return {text: list(tokenizer(text)["input_ids"]) for text in texts if text}
 
 
-def _differences(wanted: _Wanted, keys: EngineKeys | None, url: str) -> list[str]:
+def _differences(wanted: _Wanted, keys: EngineKeys, url: str) -> list[str]:
     engine = EngineControl(url, keys, timeout_s=_TIMEOUT_S)
     try:
         info = engine.server_info()
-        model = call("GET", url, "/model_info", timeout_s=_TIMEOUT_S, key=None if keys is None else keys.api)
+        model = call("GET", url, "/model_info", timeout_s=_TIMEOUT_S, key=keys.api)
         found = [*_of_server(wanted, info), *_of_model(wanted, model, info)]
         if not info.get("skip_tokenizer_init"):
             found += _of_tokenizer(wanted, url, keys)
         # Changes nothing, since no request has this name; refused without the key for what changes an engine.
-        admin = None if keys is None else keys.admin
-        call("POST", url, "/abort_request", {"rid": "slime-none"}, timeout_s=_TIMEOUT_S, key=admin)
+        call("POST", url, "/abort_request", {"rid": "slime-none"}, timeout_s=_TIMEOUT_S, key=keys.admin)
     except EngineRefusedError as error:
         about = "" if "status 40" not in str(error) else ". --rollout-external-engine-keys names the file of its keys"
         return [f"it refuses the run: {error}{about}"]
@@ -149,10 +147,9 @@ def _of_model(wanted: _Wanted, model: Mapping[str, Any], info: Mapping[str, Any]
         yield f"{path}: dtype: got {kind!r}, expected {ours!r}"
 
 
-def _of_tokenizer(wanted: _Wanted, url: str, keys: EngineKeys | None) -> Iterator[str]:
-    key = None if keys is None else keys.api
+def _of_tokenizer(wanted: _Wanted, url: str, keys: EngineKeys) -> Iterator[str]:
     texts = [*wanted.tokens]
-    answer = call("POST", url, "/tokenize", {"prompt": texts}, timeout_s=_TIMEOUT_S, key=key)
+    answer = call("POST", url, "/tokenize", {"prompt": texts}, timeout_s=_TIMEOUT_S, key=keys.api)
     theirs = answer.get("tokens")
     found = theirs if isinstance(theirs, list) and len(theirs) == len(texts) else [theirs] * len(texts)
     for text, got in zip(texts, found, strict=True):
