@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +129,18 @@ def test_the_reason_a_plugin_is_broken_is_shown(install_reward: Any, name: str) 
     install_reward("bad", "x", source="import sympie\n")
     with pytest.raises(PluginLoadError, match="sympie"):
         run(["show", name])
+
+
+@pytest.mark.parametrize("name", ["", ":reward_func"])
+def test_a_function_by_path_is_shown_as_each_kind_that_it_can_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / "rm.py"
+    path.write_text("def reward_func(args, sample):\n    return 1.0\n\n\nclass Score:\n    pass\n")
+    assert shown(capsys, f"{path}{name}")[0] == [f"reward {path}:reward_func"]
+    with pytest.raises(
+        PluginNotFoundError, match=r"rm\.py:5: got class Score\(\), which cannot be a reward: it has no"
+    ):
+        run(["show", f"{path}:Score"])
+    with pytest.raises(PluginNotFoundError, match=r"rn\.py cannot be read: No such file .* Did you mean rm\.py\?"):
+        run(["show", str(tmp_path / "rn.py")])

@@ -216,20 +216,19 @@ The component is in {folder}/{names.module}/impl.py, its options in {names.modul
 def _selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component]:
     """The components called `name` (NAME or PLUGIN/NAME), and all components of the plugin or package `name`.
 
+    A reference to a function of the user's own selects it as a component of each kind that it can be.
+
     Raises:
         PluginLoadError: It is the name of a broken plugin.
         PluginConflictError: Several components of one kind have the name.
         PluginNotFoundError: Nothing has the name; the message suggests the most similar one.
     """
-    from slime.compat.functions import find_function
-
-    if kind and is_reference(name):
-        return [find_function(kind, name)]
-    find = find_function if is_reference(name) else plugins.find
+    if is_reference(name):
+        return _functions(name, kind)
     found: list[Component] = []
     for candidate in (kind,) if kind else KINDS:
         with contextlib.suppress(PluginNotFoundError):
-            found.append(find(candidate, name))
+            found.append(plugins.find(candidate, name))
     found += [one for one in plugins.components(kind) if one not in found and one.found.is_called(name)]
     if found:
         return found
@@ -243,3 +242,20 @@ def _selected(plugins: PluginSet, name: str, kind: str | None) -> list[Component
         for spelling in (one.id, one.name, one.found.name, one.found.distribution)
     }
     raise PluginNotFoundError(f"no {what} is called {name!r}.{did_you_mean(name, known)} `slime plugins` lists them.")
+
+
+def _functions(text: str, kind: str | None) -> list[Component]:
+    """What `_selected` returns for a reference."""
+    from slime.compat.functions import find_function
+
+    by_path = [one.name for one in KINDS.values() if any(slot.path_key for slot in one.slots)]
+    found: list[Component] = []
+    refusals: list[PluginNotFoundError] = []
+    for candidate in (kind,) if kind else by_path:
+        try:
+            found.append(find_function(candidate, text))
+        except PluginNotFoundError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return found

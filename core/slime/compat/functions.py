@@ -38,8 +38,8 @@ def find_function(kind: str, text: str, role: Role | None = None) -> LocalCompon
 
     Raises:
         ConfigError: The text is not a reference.
-        PluginNotFoundError: There is no such file, module or name.
-        PluginLoadError: It cannot be imported, or does not fit any call shape.
+        PluginNotFoundError: There is no such file, module or name, or it does not fit any call shape.
+        PluginLoadError: It cannot be imported, or uses names that nothing defines.
         PluginConflictError: The reference has no name, and several functions fit.
     """
     role = role or role_of_kind(kind)
@@ -48,7 +48,7 @@ def find_function(kind: str, text: str, role: Role | None = None) -> LocalCompon
     found = _guessed(role, probed) if reference.name is None else _named(reference.name, probed)
     shape = role.shape_of(found)
     if shape is None:
-        raise PluginLoadError(
+        raise PluginNotFoundError(
             f"{found.file}:{found.line}: got {found}, which cannot be a {role.title}: {role.why_not(found)}."
             f" Expected (parameters are passed by name): {role.expected}"
         )
