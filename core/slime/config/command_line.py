@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slime.config.flag_table import component_option, find_flag, nearest_component_option, nearest_flag
+from slime.config.flag_table import component_option, find_flag, nearest_flag
 from slime.config.flags import COMPONENT, Flag, Setting, Settings
 from slime.config.value_types import Arity
 from slime.registry.original_names import foreign_option_hint
@@ -58,12 +58,7 @@ class CommandLine:
             return
         flag = find_flag(name)
         if flag is None:
-            nearest = (
-                nearest_flag(name)
-                if foreign_option_hint(name)
-                else nearest_component_option(name) or nearest_flag(name)
-            )
-            self._problem(f"unknown flag --{name}.{nearest}")
+            self._problem(f"unknown flag --{name}.{nearest_flag(name)}")
             # Skip its values.
             self._take(Arity.ANY)
         elif flag.is_switch:

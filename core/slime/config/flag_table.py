@@ -79,9 +79,14 @@ def find_key(target: str, key: str) -> Flag | None:
 def nearest_flag(name: str) -> str:
     """` Did you mean --X?` for an unknown name, what another framework's option is called here, or an empty string.
 
-    A misspelt name comes first. Of the others, those of slime's own options come before those that are passed on, of
-    which there are hundreds, so that one with any common word would be found: they must begin with the same word.
+    A misspelt name comes first, also that of the slot in a component's option (`rewrad.X`). Of the others, those of
+    slime's own options come before those that are passed on, of which there are hundreds, so that one with any common
+    word would be found: they must begin with the same word.
     """
+    _, dot, option = name.partition(".")
+    slots = [f"--{prefix}.{option}" for prefix in _SLOTS] if dot and not foreign_option_hint(name) else []
+    if near_slot := did_you_mean(f"--{name}", slots):
+        return near_slot
     tables = [_table(target).values() for target in _targets(name)]
     flags = [flag for table in tables for flag in table if not (flag.file_only or flag.refusal)]
     names = {_bare(flag.name): flag.spelled for flag in flags}
@@ -199,9 +204,3 @@ def component_option(name: str) -> tuple[str, str] | None:
     component, dot, option = match[2].rpartition(".")
     slot = _SLOTS[match[1]]
     return None if dot and not slot.repeated else (slot.name, component + dot + option.replace("-", "_"))
-
-
-def nearest_component_option(name: str) -> str:
-    """` Did you mean --reward.X?` for a name like `rewrad.X`; an empty string for a name without a dot."""
-    component, dot, option = name.partition(".")
-    return did_you_mean(f"--{component}.{option}", [f"--{slot}.{option}" for slot in _SLOTS]) if dot else ""
