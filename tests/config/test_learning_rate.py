@@ -10,7 +10,8 @@ import pytest
 from tests.config.conftest import Load
 
 from slime.config import RunConfig, load_config
-from slime.config.learning_rate import SavedSteps, continued_at, learning_rate_problems
+from slime.config.learning_rate import continued_at, learning_rate_problems
+from slime.config.options import AlgorithmOptions, RolloutOptions
 from slime.train.optimizer import build_scheduler
 
 
@@ -56,8 +57,11 @@ def test_the_schedules_of_policy_and_critic_are_both_checked(load: Load, words: 
     assert len(found) == (message is not None) and all(str(message) in one for one in found)
 
 
-def saved(rollouts_done: int, steps: int, critic_only: int = 0) -> SavedSteps:
-    return SavedSteps(rollouts_done, steps, critic_only)
+def saved(rollouts_done: int, steps: int, critic_only: int = 0) -> tuple[RunConfig, int]:
+    """A run with so many steps a rollout, and how many rollouts of it were done."""
+    rollout = RolloutOptions(rollout_batch_size=steps, num_steps_per_rollout=steps)
+    algorithm = AlgorithmOptions(num_critic_only_steps=critic_only)
+    return RunConfig(rollout=rollout, algorithm=algorithm), rollouts_done
 
 
 LINEAR = "--num-rollout 100 --lr-decay-style linear"
@@ -90,9 +94,9 @@ LINEAR = "--num-rollout 100 --lr-decay-style linear"
     ],
 )
 def test_a_resumed_run_goes_on_at_its_place_in_the_schedule(
-    load: Load, words: str, before: SavedSteps, count: int, waits: bool, place: int
+    load: Load, words: str, before: tuple[RunConfig, int], count: int, waits: bool, place: int
 ) -> None:
-    assert continued_at(load(*words.split()), before, count, waits=waits) == place
+    assert continued_at(load(*words.split()), *before, count, waits=waits) == place
 
 
 def rates(config: RunConfig, at: int, steps: int) -> list[float]:
@@ -112,7 +116,7 @@ def rates(config: RunConfig, at: int, steps: int) -> list[float]:
 def test_with_half_the_batch_the_rate_goes_on_where_it_was_and_ends_at_the_least(load: Load, style: str) -> None:
     words = ["--num-rollout", "100", "--lr-decay-style", style, "--min-lr", "1e-7"]
     config = load(*words, "--global-batch-size", "128")
-    place = continued_at(config, saved(60, 1), 60)
+    place = continued_at(config, *saved(60, 1), 60)
     second = rates(config, place, 81)
     share = 0.4 if style == "linear" else (1 + math.cos(0.6 * math.pi)) / 2
     assert second[0] == pytest.approx(0.1 + 0.9 * share)

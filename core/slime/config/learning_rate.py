@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from slime.config.run_config import RunConfig
 from slime.errors import ConfigError
@@ -43,29 +42,16 @@ def require_order(least: float, most: float, flag: str = "--lr", least_flag: str
         raise ConfigError(f"{least_flag} {least} is not between 0 and {flag} {most}.")
 
 
-class SavedSteps(NamedTuple):
-    """What a checkpoint's run says of its optimizer steps."""
-
-    rollouts_done: int
-    per_rollout: int
-    critic_only: int  #: rollouts in which only the critic was trained
-
-    @classmethod
-    def of(cls, saved: RunConfig, rollouts_done: int) -> SavedSteps:
-        """Those of a run with the configuration `saved`."""
-        return cls(rollouts_done, saved.batch.steps, saved.algorithm.num_critic_only_steps)
-
-
-def continued_at(config: RunConfig, saved: SavedSteps, count: int, *, waits: bool = False) -> int:
-    """Where in its schedule a model goes on that was saved after `count` steps.
+def continued_at(config: RunConfig, saved: RunConfig, rollouts_done: int, count: int, *, waits: bool = False) -> int:
+    """Where in its schedule a model goes on that was saved after `count` steps of the run `saved`.
 
     A schedule over the whole run goes on at the same part of it if a rollout has another number of steps now. What is
     stated in steps, --lr-decay-iters and a warm-up that is not over, counts those that were taken.
     """
     if config.megatron.get("lr_decay_iters") is not None or count < warmup_and_decay(config, waits=waits)[0]:
         return count
-    before = max(0, saved.rollouts_done - (saved.critic_only if waits else 0)) * saved.per_rollout
-    return max(0, count + _steps(config, saved.rollouts_done, waits=waits) - before)
+    before, now = (_steps(run, rollouts_done, waits=waits) for run in (saved, config))
+    return max(0, count + now - before)
 
 
 def _steps(config: RunConfig, rollouts: int, *, waits: bool) -> int:

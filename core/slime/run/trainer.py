@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from slime.config import RunConfig
-from slime.config.learning_rate import SavedSteps
 from slime.errors import ConfigError
 from slime.plugin import Context, EstimatorSpec
 from slime.registry.plugin_set import Fingerprint, PluginSet, load_same_plugins
@@ -67,7 +66,7 @@ class TrainerProcess(MegatronRank):
         if not weights_only:
             checkpoint = read_checkpoint(folder.parent)
             with suppress(ConfigError):
-                self.continue_schedules(SavedSteps.of(checkpoint.config, checkpoint.rollouts_done))
+                self.continue_schedules(checkpoint.config, checkpoint.rollouts_done)
 
     def begin_save(self, checkpoint: Path, folder: Path, background: bool) -> None:
         """Save to `folder`, which lies in `checkpoint`; in the background, copy the state and begin to write it."""

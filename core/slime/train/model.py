@@ -16,7 +16,7 @@ from megatron.core import parallel_state
 from megatron.core.optimizer import get_megatron_optimizer
 from torch import Tensor
 
-from slime.config.learning_rate import SavedSteps, continued_at
+from slime.config.learning_rate import continued_at
 from slime.errors import TrainerError
 from slime.observe.timing import timed
 from slime.train.checkpoint_io import Write, load_state, load_weights, save_state, save_weights, write_now
@@ -193,9 +193,9 @@ class TrainableModel:
         else:
             load_state(folder, self.chunks, self.optimizer, self.scheduler)
 
-    def continue_schedule(self, saved: SavedSteps) -> None:
+    def continue_schedule(self, saved: RunConfig, rollouts_done: int) -> None:
         """Go on at the right place of the schedule if the loaded run took another number of steps per rollout."""
-        count = continued_at(self._config, saved, self.scheduler.num_steps, waits=self._waits)
+        count = continued_at(self._config, saved, rollouts_done, self.scheduler.num_steps, waits=self._waits)
         if count != self.scheduler.num_steps:
             self.scheduler.step(increment=count - self.scheduler.num_steps)
 

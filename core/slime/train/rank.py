@@ -40,7 +40,6 @@ from slime.weights.transports.delta import Receive
 
 if TYPE_CHECKING:
     from slime.config import RunConfig
-    from slime.config.learning_rate import SavedSteps
     from slime.observe.logged_tokens import LoggedTokens
     from slime.rollout.train_batch import Ragged, TrainBatch
 
@@ -359,10 +358,10 @@ class MegatronRank:
         for feature in self.features:
             feature.load(folder, weights_only=weights_only)
 
-    def continue_schedules(self, saved: SavedSteps) -> None:
+    def continue_schedules(self, saved: RunConfig, rollouts_done: int) -> None:
         """After `load`: go on at the right place of the learning-rate schedules, from the steps of the `saved` run."""
         for model in (self.policy, *self._beside()):
-            model.continue_schedule(saved)
+            model.continue_schedule(saved, rollouts_done)
 
     def close(self, *, failed: bool = False) -> None:
         """Leave the process groups; nothing may be called afterwards. After an error pass `failed=True`."""
