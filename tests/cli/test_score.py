@@ -110,6 +110,20 @@ def test_a_reward_over_its_budget_says_that_a_run_would_have_ended(slime: Slime,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("failures", "ends"), [(12, False), (13, True)])
+def test_an_evaluation_may_fail_its_share_of_fifty_samples_as_in_a_run(
+    slime: Slime, run: Path, failures: int, ends: bool
+) -> None:
+    (run / "config.toml").write_text('[reward]\nreward = "math"\n')
+    unlabelled = Sample(index=0, group_index=0, prompt="1+1=", response="2", response_length=1, tokens=[1, 2])
+    unlabelled.status = Status.COMPLETED
+    write(run / "rollouts" / "eval_held_000003.jsonl", [sample_row(unlabelled)] * failures)
+    ended = slime("score", str(run / "rollouts" / "eval_held_000003.jsonl"))
+    assert f"{failures} failed" in ended.out
+    assert ("would have ended" in ended.out, ended.code) == (ends, int(ends))
+
+
+@pytest.mark.slow
 def test_a_function_that_hangs_or_ends_its_process_fails_its_own_sample(slime: Slime, tmp_path: Path) -> None:
     function = tmp_path / "mine.py"
     function.write_text(

@@ -35,7 +35,7 @@ from slime.observe.terminal import printable
 from slime.registry.kinds import SLOTS
 from slime.registry.plugin_set import PluginSet, load_plugins
 from slime.registry.resolve import Resolved, components_used
-from slime.rollout.failures import EVALUATION_SAMPLES, SMALL_ROLLOUT
+from slime.rollout.failures import EVALUATION_SAMPLES, over_budget
 from slime.run.checkpoint.read import CONFIG
 from slime.types import Sample
 
@@ -294,12 +294,9 @@ class _Summary:
         if self.request.columns.expected_key is not None:
             return []
         budget = min(one.limits.error_budget for one in self.request.rewards)
-        least = SMALL_ROLLOUT if self.request.eval_set is None else EVALUATION_SAMPLES
-        return [
-            file
-            for file, (samples, failed) in self.by_rollout.items()
-            if budget < 1 and failed and (failed == samples or failed > budget * max(samples, least))
-        ]
+        least = 0 if self.request.eval_set is None else EVALUATION_SAMPLES
+        counts = self.by_rollout.items()
+        return [file for file, (samples, failed) in counts if over_budget(failed, max(samples, least), budget)]
 
 
 def _expected(row: StoredRow, key: str) -> float | dict[str, float] | None:

@@ -143,6 +143,11 @@ class _Counts:
         self.kept = [*self.kept[-KEPT + 1 :], (sample, fault)]
 
 
+def over_budget(failed: int, samples: int, error_budget: float) -> bool:
+    """Whether a component failed more of the `samples` of a rollout than its share of them, or all of them."""
+    return (failed == samples and error_budget < 1) or failed > error_budget * max(samples, SMALL_ROLLOUT)
+
+
 @dataclass
 class Health:
     """Counts the samples of one component, rollout by rollout, and ends the run when too many of them fail."""
@@ -199,9 +204,7 @@ class Health:
             return
         counts.fail(sample, fault)
         self._log(fault)
-        failed, samples = counts.causes.total(), max(self.rollout_samples, counts.samples)
-        all_failed = failed == samples and self.error_budget < 1
-        if all_failed or failed > self.error_budget * max(samples, SMALL_ROLLOUT):
+        if over_budget(counts.causes.total(), max(self.rollout_samples, counts.samples), self.error_budget):
             raise ErrorBudgetError(self._verdict())
 
     def _log(self, fault: Fault) -> None:
