@@ -61,7 +61,13 @@ def test_a_number_of_json_lines_is_a_label_as_it_is_written(tmp_path: Path, numb
     assert row.label == nested.label == number
 
 
-@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, [FIB_100, "x"], {"cases": [{"in": 10**30}]}, 0.1, 2**53 + 1])
+#: beyond floats, beside digits that are no number
+BEYOND = [-(10**400), *(10**1200 + n for n in range(100)), " " + "7" * 400, "\\u" + "1" * 400]
+
+
+@pytest.mark.parametrize(
+    "value", [2**64, -(2**63) - 1, [FIB_100, "x"], {"cases": [{"in": 10**30}]}, 0.1, 2**53 + 1, BEYOND]
+)
 def test_numbers_in_metadata_keep_their_digits(tmp_path: Path, value: Any) -> None:
     [row] = read_text(tmp_path, json.dumps({"prompt": "é\u2028", "label": "1", "metadata": {"n": value}}))
     assert (row.metadata, row.prompt) == ({"n": value}, "é\u2028")

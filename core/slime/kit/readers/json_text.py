@@ -17,6 +17,8 @@ import orjson
 _LONG = b"0" * 19
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _INTEGER = re.compile(r"-?\d+(?![\d.eE])")
+#: an integer that may be beyond floats, as long as Python reads it. In a string it may be anything.
+_LARGE = re.compile(r"(?<=[\s:,\[-])\d{309,4300}(?![\d.eE])")
 _NO_NUMBER = re.compile(r"(?:-?Infinity|NaN)")
 
 
@@ -33,7 +35,7 @@ def parsed(text: bytes) -> Any:
             value = orjson.loads(checked)
             break
         except JSONDecodeError as error:
-            checked = _without_integer(checked if isinstance(checked, str) else checked.decode(), error)
+            checked = _without_integers(checked if isinstance(checked, str) else checked.decode(), error)
     if _LONG not in text.translate(_ZEROS):
         return value
     try:
@@ -42,25 +44,31 @@ def parsed(text: bytes) -> Any:
         raise JSONDecodeError("depth limit exceeded", text.decode(), 0) from None
 
 
-def _without_integer(text: str, error: JSONDecodeError) -> str:
-    """The text with 0 in place of the integer that orjson refuses for being beyond floats, to check what follows.
+def _without_integers(text: str, error: JSONDecodeError) -> str:
+    """The text with 0 in place of the integer that orjson refuses for being beyond floats, and of others like it.
 
-    Raises `JSONDecodeError` if anything else is wrong, or Python cannot hold the integer.
+    What follows can be checked then. Raises `JSONDecodeError` if anything else is wrong, or Python cannot hold the
+    integer.
     """
     infinite = "infinity" in error.msg
     if infinite and (integer := _INTEGER.match(text, error.pos)) is not None:
-        digits = integer[0]
         try:
-            int(digits)
+            int(integer[0])
         except ValueError:  # Python reads some thousand digits
-            message = f"a number of {len(digits)} digits is too long: write it as a string"
+            message = f"a number of {len(integer[0])} digits is too long: write it as a string"
             raise JSONDecodeError(message, text, error.pos) from None
-        return f"{text[: error.pos]}{'0':<{len(digits)}}{text[integer.end() :]}"
+        rest = _LARGE.sub(_zero, text[integer.end() :])
+        return text[: error.pos] + _zero(integer) + rest
     constant = next(filter(None, (_NO_NUMBER.match(text, error.pos - sign) for sign in (1, 0))), None)
     message = f"{error.msg}: write it as a string" if infinite else error.msg
     if constant is not None:
         message = f"JSON has no {constant[0]}: write null, or a string"
     raise JSONDecodeError(message, text, error.pos if constant is None else constant.start()) from None
+
+
+def _zero(number: re.Match[str]) -> str:
+    """0 in as many characters, so that what follows keeps its place."""
+    return "0".ljust(len(number[0]))
 
 
 def repeated_key(text: bytes, value: Any, keys: Collection[str]) -> str | None:
