@@ -141,7 +141,7 @@ def step(name: str, folder: Path) -> dict[str, Any]:
     peak = torch.cuda.max_memory_allocated() - before
     layers = stage_of_layers(config, int(transformer["num_layers"]))
     stage = max(layers) if case.rank else 0
-    micro_batch = largest_micro_batch(config, longest_prompt=prompt)
+    micro_batch = largest_micro_batch(config.with_options("rollout", rollout_max_prompt_len=prompt))
     activations = activation_memory(config, architecture, layers, micro_batch)[stage]
     logits = logits_memory(config, architecture) if stage == max(layers) else 0.0
     expected = rank_memory(config, architecture)[stage].total

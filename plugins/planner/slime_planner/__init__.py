@@ -20,24 +20,20 @@ def slime_plan_lines(
     # Every process of a run imports this module, and only the one that plans needs these.
     from slime_planner.at_hand import plan_at_hand
     from slime_planner.devices import device_notes
-    from slime_planner.memory_here import memory_lines, memory_note
-    from slime_planner.predicted_activations import activations_not_predicted
+    from slime_planner.memory_here import memory_lines, memory_notes, sync_lines
     from slime_planner.predicted_memory import not_predicted
-    from slime_planner.predicted_sync import sync_lines
 
-    note = memory_note(config, model, critic=with_critic, with_engines=with_engines)
-    notes = [*([] if note is None else [note]), *device_notes(config)]
-    if config.on_gpu and not (not_predicted(config) or activations_not_predicted(config)):
-        lines = plan_at_hand(
-            config, model, critic=with_critic, with_engines=with_engines, longest_prompt=longest_prompt
-        )
+    if longest_prompt is not None and config.rollout.rollout_max_prompt_len is None:
+        config = config.with_options("rollout", rollout_max_prompt_len=longest_prompt)
+    notes = device_notes(config)
+    if (option := not_predicted(config)) is not None:
+        return {"memory": [f"not predicted with {option}"], "notes": notes}
+    if config.on_gpu:
+        lines = plan_at_hand(config, model, critic=with_critic, with_engines=with_engines)
         return {**lines, "notes": [*notes, *lines["notes"]]}
-    kind = "GPUs" if config.on_gpu else "CPUs (--device cuda plans for GPUs)"
     return {
-        "planned for": [kind],
-        "memory": [
-            *memory_lines(config, model, critic=with_critic, with_engines=with_engines, longest_prompt=longest_prompt)
-        ],
+        "planned for": ["CPUs (--device cuda plans for GPUs)"],
+        "memory": [*memory_lines(config, model, critic=with_critic, with_engines=with_engines)],
         "weight sync": [*sync_lines(config, model)] if with_engines else [],
-        "notes": notes,
+        "notes": [*memory_notes(config, model, critic=with_critic, with_engines=with_engines), *notes],
     }

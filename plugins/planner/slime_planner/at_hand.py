@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,9 +29,7 @@ _USUAL = GPUS["h100"]
 _OTHERS = "`slime plan MODEL --nodes N --gpus 8xH100-80GB` plans for others"
 
 
-def plan_at_hand(
-    config: RunConfig, model: Architecture, *, critic: bool, with_engines: bool, longest_prompt: int | None
-) -> dict[str, list[str]]:
+def plan_at_hand(config: RunConfig, model: Architecture, *, critic: bool, with_engines: bool) -> dict[str, list[str]]:
     """Label -> lines of the plan of a run on GPUs.
 
     Args:
@@ -38,10 +37,7 @@ def plan_at_hand(
         model: Its model, as it is trained.
         critic: Whether a critic is trained.
         with_engines: Whether the run has engines.
-        longest_prompt: Tokens of the longest prompt in the data, if known.
     """
-    if longest_prompt is not None and config.rollout.rollout_max_prompt_len is None:
-        config = config.with_options("rollout", rollout_max_prompt_len=longest_prompt)
     cluster, of_what = cluster_at_hand(config, find_devices(), with_engines=with_engines)
     title = config.checkpoint.hf_checkpoint or model.family
     plan = fleet_plan(config, described(title, model, config), cluster, Rates(), critic=critic)
@@ -101,9 +97,11 @@ def cluster_at_hand(config: RunConfig, devices: Devices, *, with_engines: bool) 
         if nodes == 1 or (options.actor_num_nodes == 1 and asked <= 8):
             nodes, each = 1, asked
         return Cluster(nodes, each, _USUAL), f"assumed, for no NVIDIA device is seen from here; {_OTHERS}"
-    smallest = min(found, key=lambda gpu: gpu.memory_gb)
+    # Some devices do not say how much they have.
+    smallest = min(found, key=lambda gpu: gpu.memory_gb or math.inf)
     kind, words = kind_named(smallest.name)
-    kind = replace(kind, memory=smallest.memory_gb * 1e9 / GIB)
+    if smallest.memory_gb:
+        kind = replace(kind, memory=smallest.memory_gb * 1e9 / GIB)
     host = float(psutil.virtual_memory().total)
     if options.ray_address is None and options.actor_num_nodes == 1:
         return Cluster(1, len(found), kind, host_memory=host), f"this machine{words}; {_OTHERS}"

@@ -7,28 +7,41 @@ from dataclasses import asdict
 
 from slime.observe.sizes import size_text
 from slime_planner.cluster import GIB
-from slime_planner.fleet_plan import FleetPlan
+from slime_planner.fleet_plan import FleetPlan, StageNeed
 from slime_planner.rates import Rates
+
+
+def rank_text(need: StageNeed, which: str, micro_batch: str, *, critic: bool, reserved: float = 0.0) -> str:
+    """What a training rank needs, by part.
+
+    Args:
+        need: Of the ranks of a stage.
+        which: The stage, in words.
+        micro_batch: The largest one, in words.
+        critic: Whether a critic is trained beside the policy.
+        reserved: Bytes that libraries take besides.
+    """
+    held, both = need.memory, ", of policy and critic" if critic else ""
+    routes = f" + routed experts {size_text(need.routes)}" if need.routes else ""
+    libraries = f" + {size_text(reserved)} reserved" if reserved else ""
+    return (
+        f"a training rank{which}: {size_text(held.total)} = weights {size_text(held.weights)} + gradients"
+        f" {size_text(held.gradients)} + optimizer {size_text(held.optimizer)}{both}; in a step"
+        f" {size_text(need.total + reserved)} with activations {size_text(need.activations)} (micro-batches of"
+        f" {micro_batch}) + {size_text(need.passing)} in passing{routes}{libraries}"
+    )
 
 
 def memory_lines(plan: FleetPlan) -> Iterator[str]:
     """Of training ranks and hosts."""
-    have = plan.cluster.gpu.memory * GIB
-    totals = [need.total(plan.rates) for need in plan.stages]
+    have, reserved = plan.cluster.gpu.memory * GIB, plan.rates.reserved
+    totals = [need.total + reserved for need in plan.stages]
     if len(totals) > 1:
         yield f"training ranks by stage: {', '.join(f'{total / GIB:.1f}' for total in totals)} GiB"
-    both = ", of policy and critic" if plan.critic else ""
     for number in {totals.index(max(totals)): None, len(totals) - 1: None}:
-        need, total, held = plan.stages[number], totals[number], plan.stages[number].memory
-        routes = f" + routed experts {size_text(need.routes)}" if need.routes else ""
         stage = f" of stage {number}" if len(totals) > 1 else ""
-        yield (
-            f"a training rank{stage}: {size_text(held.total)} = weights {size_text(held.weights)} + gradients"
-            f" {size_text(held.gradients)} + optimizer {size_text(held.optimizer)}{both}; in a step {size_text(total)}"
-            f" with activations {size_text(need.activations)} (micro-batches of {plan.micro_batch}) +"
-            f" {size_text(need.passing)} in passing{routes} + {size_text(plan.rates.reserved)} reserved:"
-            f" {100 * total / have:.0f} % of a device's {size_text(have)}"
-        )
+        text = rank_text(plan.stages[number], stage, plan.micro_batch, critic=plan.critic, reserved=reserved)
+        yield f"{text}: {100 * totals[number] / have:.0f} % of a device's {size_text(have)}"
     host = plan.host
     parts = {
         "offloaded optimizer": host.optimizer,

@@ -15,15 +15,19 @@ from slime.weights.operations import mixtures
 from slime_planner.cluster import GIB, Cluster
 from slime_planner.known_models import PlannedModel
 from slime_planner.pipeline_stages import stage_of_layers
-from slime_planner.predicted_activations import (
-    activation_memory,
-    activations_not_predicted,
-    largest_micro_batch,
-)
+from slime_planner.predicted_activations import activation_memory, largest_micro_batch
 from slime_planner.predicted_cache import attention_ranks, cache_token_bytes, engine_memory
-from slime_planner.predicted_fleet_sync import SyncWay, sync_ways, usual_way
 from slime_planner.predicted_memory import RankMemory, logits_memory, not_predicted, rank_memory
-from slime_planner.predicted_step import EngineNeed, Training, rollout_seconds, training_seconds, turn_seconds, work_of
+from slime_planner.predicted_step import (
+    EngineNeed,
+    Training,
+    longest_sample,
+    rollout_seconds,
+    training_seconds,
+    turn_seconds,
+    work_of,
+)
+from slime_planner.predicted_sync import SyncWay, sync_ways, usual_way
 from slime_planner.rates import Rates
 
 #: of a device's memory that an engine takes, if --sglang-mem-fraction-static does not say
@@ -45,9 +49,10 @@ class StageNeed:
     #: the engines' choice of experts for the samples and layers of the rank
     routes: float = 0.0
 
-    def total(self, rates: Rates) -> float:
-        """At its peak, with what libraries take."""
-        return self.memory.total + self.activations + self.passing + self.routes + rates.reserved
+    @property
+    def total(self) -> float:
+        """At its peak, without what libraries take."""
+        return self.memory.total + self.activations + self.passing + self.routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +69,6 @@ class HostNeed:
     def total(self) -> float:
         """All of them."""
         return self.optimizer + self.colocated + self.reference + self.routes
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePlan:
-    """The engines of a run, and the seconds for a batch of theirs."""
-
-    engine: EngineNeed
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class FleetPlan:
     @property
     def requests(self) -> dict[int, int]:
         """Length -> requests of that length that run at once in an engine."""
-        longest = max(self.longest, _LENGTHS[0])
+        longest = max(longest_sample(self.config), _LENGTHS[0])
         return {length: self.engine.tokens // length for length in (*_LENGTHS, longest) if length <= longest}
 
     @property
@@ -110,22 +107,40 @@ class FleetPlan:
         return (max(both) if self.config.rollout.async_mode else sum(both)) + self.sync.seconds + self.turns
 
     @property
+    def shares_devices(self) -> bool:
+        """Whether a rank and the engine beside it hold a device's memory together."""
+        options = self.config.cluster
+        return options.colocate and not (options.offload_train and options.offload_rollout)
+
+    @property
     def largest(self) -> float:
         """Bytes of the rank that needs most, with the engine beside it if one of the two stays on the device."""
-        options = self.config.cluster
-        kept = options.colocate and not (options.offload_train and options.offload_rollout)
-        return max(one.total(self.rates) for one in self.stages) + kept * self.engine.weights
+        largest = max(one.total for one in self.stages) + self.rates.reserved
+        if not self.shares_devices:
+            return largest
+        # An engine that keeps its memory holds its share of the device, whatever it has in it.
+        share = float(self.config.sglang.get("mem_fraction_static", 0.0)) * self.cluster.gpu.memory * GIB
+        return largest + max(self.engine.weights, share)
 
     def misfits(self) -> Iterator[str]:
         """Why the run does not fit."""
         have = self.cluster.gpu.memory * GIB
         if self.largest > have:
-            yield f"a training rank needs {_gib(self.largest)} of a device's {_gib(have)}"
-        if self.engine.tokens < self.longest:
+            text = (
+                f"a training rank needs {_gib(self.largest)} of a device's {_gib(have)}: divide the model among more"
+                " (--tensor-model-parallel-size, --pipeline-model-parallel-size, --expert-model-parallel-size)"
+            )
+            if self.shares_devices:
+                text += (
+                    ", lower --sglang-mem-fraction-static, or drop --no-offload-train and --no-offload-rollout, with"
+                    " which engines and trainer hold their memory together"
+                )
+            yield text
+        if self.engine.tokens < (longest := longest_sample(self.config)):
             yield (
                 f"a device of an engine has {_gib(self.engine.weights)} of weights and room for"
                 f" {self.engine.tokens:,} tokens of cache in {self.engine.share:g} of {_gib(have)}, and a sample may"
-                f" have {self.longest:,}"
+                f" have {longest:,}"
             )
         if self.host.total > self.cluster.host_memory:
             yield f"a node's host needs {_gib(self.host.total)} of {_gib(self.cluster.host_memory)}"
@@ -137,14 +152,6 @@ class FleetPlan:
             if TIGHT < need / of <= 1:
                 yield f"{what} fills {100 * need / of:.0f} % of its memory: fragments of the allocator may not fit"
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sample."""
-        rollout = self.config.rollout
-        context = rollout.rollout_max_context_len
-        most = (rollout.rollout_max_prompt_len or 512) + rollout.rollout_max_response_len
-        return most if context is None else min(most, context)
-
 
 def fleet_plan(
     config: RunConfig,
@@ -154,7 +161,7 @@ def fleet_plan(
     *,
     critic: bool = False,
     needs: list[StageNeed] | None = None,
-    generation: EnginePlan | None = None,
+    generation: tuple[EngineNeed, float] | None = None,
 ) -> FleetPlan:
     """The plan of a resolved configuration.
 
@@ -170,12 +177,12 @@ def fleet_plan(
     Raises:
         ConfigError: An option of which nothing is predicted, or a layout that does not fit the model.
     """
-    if (option := not_predicted(config) or activations_not_predicted(config)) is not None:
+    if (option := not_predicted(config)) is not None:
         raise ConfigError(f"nothing is predicted with {option}: plan without it")
     micro = largest_micro_batch(config)
     needs = needs or stage_needs(config, model, critic=critic)
     held = [need.memory for need in needs]
-    generation = generation or generation_of(config, model, cluster, rates)
+    engine, generating = generation or generation_of(config, model, cluster, rates)
     largest = max(held, key=lambda one: one.total)
     heaviest = max(held, key=lambda one: one.weights)
     return FleetPlan(
@@ -185,20 +192,20 @@ def fleet_plan(
         rates,
         needs,
         micro.text,
-        generation.engine,
+        engine,
         host_need(config, model, held),
         sync_ways(config, model, cluster, rates),
         training_seconds(config, model, cluster, rates, work_of(config, rates), micro, heaviest),
-        generation.seconds,
-        turn_seconds(config, rates, largest, generation.engine.weights),
+        generating,
+        turn_seconds(config, rates, largest, engine.weights),
         critic,
     )
 
 
-def generation_of(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: Rates) -> EnginePlan:
-    """What the engines need, and how long they generate: the same for all layouts of the trainer."""
+def generation_of(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: Rates) -> tuple[EngineNeed, float]:
+    """What the engines need, and the seconds for a batch of theirs: the same for all layouts of the trainer."""
     engine = _engine_need(config, model, cluster)
-    return EnginePlan(engine, rollout_seconds(config, model, cluster, rates, work_of(config, rates), engine))
+    return engine, rollout_seconds(config, model, cluster, rates, work_of(config, rates), engine)
 
 
 def stage_needs(
@@ -297,8 +304,7 @@ def _routed(config: RunConfig, model: PlannedModel) -> float:
     sizes = model.architecture.transformer
     if not (config.rollout.use_rollout_routing_replay and sizes.get("num_moe_experts")):
         return 0.0
-    longest = (config.rollout.rollout_max_prompt_len or 512) + config.rollout.rollout_max_response_len
-    return float(config.batch.samples * longest * int(sizes["moe_router_topk"]))
+    return float(config.batch.samples * longest_sample(config) * int(sizes["moe_router_topk"]))
 
 
 def _gib(size: float) -> str:

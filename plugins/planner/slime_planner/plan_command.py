@@ -273,7 +273,7 @@ def _plan_json(plan: FleetPlan, command: Sequence[str], stated: RunConfig) -> di
         "layout": layout_text(plan.config),
         "command": ["slime", "train", *command, *layout_words(plan.config, stated)],
         "parameters": plan.model.parameters,
-        "stages": [asdict(need) | {"total": need.total(plan.rates)} for need in plan.stages],
+        "stages": [asdict(need) | {"total": need.total + plan.rates.reserved} for need in plan.stages],
         "device_bytes": plan.cluster.gpu.memory * GIB,
         "engine": asdict(plan.engine) | {"requests": plan.requests},
         "host": asdict(plan.host) | {"total": plan.host.total},

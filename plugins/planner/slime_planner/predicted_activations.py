@@ -14,18 +14,8 @@ from typing import Any
 from slime.config import RunConfig
 from slime.kit.context_length import context_tokens
 from slime.plugin.architecture import Architecture
+from slime.weights.operations import mixtures
 from slime_planner.pipeline_stages import virtual_stages
-
-#: options with which other tensors are kept, or elsewhere
-_BEYOND = (
-    "cpu_offloading",
-    "distribute_saved_activations",
-    "fine_grained_activation_offloading",
-    "moe_expert_capacity_factor",
-    "overlap_moe_expert_parallel_comm",
-)
-#: modules that can be computed again by themselves (--recompute-modules)
-_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +45,12 @@ class Activations:
         return self.kept + max(self.backward, logits)
 
 
-def activations_not_predicted(config: RunConfig) -> str | None:
-    """The option for which there is no prediction, or None."""
-    options = {**config.lora.model_dump(), **config.algorithm.model_dump(), **config.megatron}
-    if beyond := next((name for name in _BEYOND if options.get(name)), None):
-        return f"--{beyond.replace('_', '-')}"
-    strange = [name for name in config.megatron.get("recompute_modules") or () if name not in _MODULES]
-    return f"--recompute-modules {strange[0]}" if strange else None
-
-
-def largest_micro_batch(config: RunConfig, *, longest_prompt: int | None = None) -> MicroBatch:
-    """The largest micro-batch, and whether that is a bound or a guess.
-
-    Args:
-        config: The run.
-        longest_prompt: Tokens of the longest prompt in the data, if known.
-    """
+def largest_micro_batch(config: RunConfig) -> MicroBatch:
+    """The largest micro-batch, and whether that is a bound or a guess."""
     rollout, algorithm = config.rollout, config.algorithm
     ranks = int(config.megatron.get("context_parallel_size", 1))
     context = context_tokens(config)
-    prompt = longest_prompt or rollout.rollout_max_prompt_len
+    prompt = rollout.rollout_max_prompt_len
     turn = (prompt or 0) + rollout.rollout_max_response_len
     longest = min(turn, context or turn)
     # Turns, tools and supervised answers may fill the context. How far they do, no option says.
@@ -106,12 +82,7 @@ def activation_memory(
     """
     stated = config.megatron
     rank = _Rank.of(config, model, micro_batch)
-    frequency = model.transformer.get("moe_layer_freq") or 1
-    mixed = [
-        bool(model.transformer.get("num_moe_experts"))
-        and bool(number % frequency == 0 if isinstance(frequency, int) else frequency[number])
-        for number in range(len(stages))
-    ]
+    mixed = mixtures(model.transformer)
     kinds = {kind: list(rank.layer(mixture=kind)) for kind in set(mixed)}
     pipeline = int(stated.get("pipeline_model_parallel_size", 1))
     virtual = virtual_stages(config, len(stages))

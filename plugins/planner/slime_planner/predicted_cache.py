@@ -9,15 +9,12 @@ from slime.config import RunConfig
 from slime.observe.sizes import size_text
 from slime.platform import platform_of
 from slime.plugin.architecture import Architecture, Rule
+from slime_planner.predicted_memory import is_layer_matrix
 
 #: bytes of a number in the types of engines and caches; 2 in all others that are predicted
 TYPE_BYTES = {"float32": 4, "float": 4, "fp8_e5m2": 1, "fp8_e4m3": 1}
 #: of a number in fp8 and its share of the scale of a block
 _FP8_BYTES = 1 + 4 / (128 * 128)
-#: options that change what is cached, or add a cache
-_BEYOND = ("enable_hisparse",)
-#: speculation with the model's own layers for multi-token prediction, unless a draft model is named
-_OWN_DRAFTS = ("EAGLE", "NEXTN")
 _CACHE_TYPES = ("auto", "bfloat16", "bf16", "fp8_e5m2", "fp8_e4m3")
 
 
@@ -41,10 +38,7 @@ def attention_ranks(config: RunConfig) -> int:
 
 def drafting_layers(config: RunConfig, model: Architecture) -> int:
     """Layers for multi-token prediction with which an engine speculates."""
-    algorithm = str(config.sglang.get("speculative_algorithm", "")).upper()
-    if algorithm not in _OWN_DRAFTS or config.sglang.get("speculative_draft_model_path"):
-        return 0
-    return 0 if model.predicting is None else model.predicting.count
+    return model.predicting.count if config.drafts == "own" and model.predicting is not None else 0
 
 
 def engine_memory(config: RunConfig, model: Architecture) -> float:
@@ -54,7 +48,7 @@ def engine_memory(config: RunConfig, model: Architecture) -> float:
         rules += model.predicting.rules
     quantised, each = quantised_engine(config), TYPE_BYTES.get(engine_type(config), 2)
     return sum(
-        _engine_numbers(rule, config) * (_FP8_BYTES if quantised and _is_matrix(rule) else each) for rule in rules
+        _engine_numbers(rule, config) * (_FP8_BYTES if quantised and is_layer_matrix(rule) else each) for rule in rules
     )
 
 
@@ -70,10 +64,6 @@ def _engine_numbers(rule: Rule, config: RunConfig) -> float:
         # An engine with more devices than key-value heads has copies of them.
         return math.prod(query) / ranks + sum(map(math.prod, rest)) / min(ranks, rule.groups)
     return sum(map(math.prod, rule.shapes)) / (1 if rule.parallel_dim is None and rule.expert is None else ranks)
-
-
-def _is_matrix(rule: Rule) -> bool:
-    return rule.layout != "vocab" and all(len(shape) > 1 for shape in rule.shapes) and ".router." not in rule.megatron
 
 
 def cache_token_bytes(config: RunConfig, model: Architecture) -> float:
@@ -100,28 +90,10 @@ def cache_tokens(config: RunConfig) -> int | None:
     return platform_of(config.device).cache_tokens(Path(config.checkpoint.hf_checkpoint or ""))
 
 
-def cache_text(config: RunConfig, model: Architecture, weights: float, *, device_bytes: int | None) -> str:
-    """The cache of one device of an engine, for users.
-
-    Args:
-        config: The run.
-        model: Its model.
-        weights: Bytes of the weights there.
-        device_bytes: Memory of the device, if it is a GPU and known.
-    """
-    stated = config.sglang
-    option = next((name for name in _BEYOND if stated.get(name)), None)
-    if str(stated.get("kv_cache_dtype", "auto")) not in _CACHE_TYPES:
-        option = "kv_cache_dtype"
-    if option is not None:
-        return f"KV cache not predicted with --sglang-{option.replace('_', '-')}"
+def cache_text(config: RunConfig, model: Architecture) -> str:
+    """The cache of an engine on a CPU, for users."""
+    tokens = cache_tokens(config)
+    if tokens is None or str(config.sglang.get("kv_cache_dtype", "auto")) not in _CACHE_TYPES:
+        return "KV cache not predicted"
     each = cache_token_bytes(config, model)
-    if (tokens := cache_tokens(config)) is not None:
-        return f"KV cache {size_text(each * tokens)} ({tokens:,} tokens of {each / 1024:.3g} KiB, or what fits)"
-    fraction = stated.get("mem_fraction_static")
-    share = "a share of the GPU that SGLang chooses" if fraction is None else f"{fraction:g} of the GPU"
-    rest = f"KV cache: what the weights leave of {share} (--sglang-mem-fraction-static), {each / 1024:.3g} KiB a token"
-    if fraction is None or device_bytes is None:
-        return rest
-    room = max(0.0, float(fraction) * device_bytes - weights)
-    return f"{rest}: {size_text(room)} of {size_text(device_bytes)}, {int(room / each):,} tokens"
+    return f"KV cache {size_text(each * tokens)} ({tokens:,} tokens of {each / 1024:.3g} KiB, or what fits)"

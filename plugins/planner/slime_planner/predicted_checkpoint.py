@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from slime.config import RunConfig
 from slime.plugin.architecture import Architecture, Rule
 from slime.weights.lora import adapter_rules, lora_of
+from slime_planner.predicted_memory import number_bytes
 from slime_planner.predicted_sync import weight_bytes
 
 #: bytes of the optimizer's copy of a number and its two moments, which are saved in float32 whatever it keeps
@@ -21,7 +22,7 @@ def checkpoint_bytes(config: RunConfig, model: Architecture) -> float:
         config: The run.
         model: Its model, as it is trained.
     """
-    size = 2 if config.megatron.get("bf16") or config.megatron.get("fp16") else 4
+    size = number_bytes(config)
     lora = lora_of(config.lora, model)
     if lora is not None:
         adapted = (

@@ -25,8 +25,17 @@ FROZEN = ".router.expert_bias"
 _EMBEDDING, _OUTPUT = "embedding.", "output_layer."
 #: of layers for multi-token prediction, which neither engines nor a critic have
 _PREDICTING = "mtp."
-#: options that change what is kept where, beyond the arithmetic here
-_BEYOND = ("fp4",)
+#: options that change what is kept where, beyond the arithmetic of the planner
+_BEYOND = (
+    "fp4",
+    "cpu_offloading",
+    "distribute_saved_activations",
+    "fine_grained_activation_offloading",
+    "moe_expert_capacity_factor",
+    "overlap_moe_expert_parallel_comm",
+)
+#: modules that can be computed again by themselves (--recompute-modules)
+_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 #: bytes of a number of an optimizer that chooses its types (--exp-avg-dtype and others)
 _STATE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 #: of a parameter whose optimizer is on the host: copies in float32 of it and of its gradient, and two moments
@@ -148,16 +157,19 @@ def logits_memory(config: RunConfig, model: Architecture) -> float:
     columns = _padded(int(model.gpt["vocab_size"]), config, ranks) // ranks
     # A chunk has one row at least.
     elements = min(rows * columns, max(columns, CHUNK_ELEMENTS))
-    half = bool(config.megatron.get("bf16") or config.megatron.get("fp16"))
+    number = number_bytes(config)
     # What a piece needs in float32: log-probs, the slope of the gradient and what the slope is made of; in half
     # precision also the gradient itself.
-    return 2 * elements * (2 if half else 4) + (4 if half else 3) * 4 * min(elements, max(columns, PIECE_ELEMENTS))
+    copies = 4 if number == 2 else 3
+    return 2 * elements * number + copies * 4 * min(elements, max(columns, PIECE_ELEMENTS))
 
 
 def not_predicted(config: RunConfig) -> str | None:
-    """The option for which there is no prediction, or None."""
-    beyond = next((name for name in _BEYOND if config.megatron.get(name)), None)
-    return None if beyond is None else f"--{beyond.replace('_', '-')}"
+    """The option with which nothing is predicted, or None."""
+    if beyond := next((name for name in _BEYOND if config.megatron.get(name)), None):
+        return f"--{beyond.replace('_', '-')}"
+    strange = [name for name in config.megatron.get("recompute_modules") or () if name not in _MODULES]
+    return f"--recompute-modules {strange[0]}" if strange else None
 
 
 # --- the arithmetic ----------------------------------------------------------------------------------
@@ -170,7 +182,7 @@ def _model_memory(
     tensor, pipeline = (int(stated.get(f"{kind}_model_parallel_size", 1)) for kind in ("tensor", "pipeline"))
     expert = int(stated.get("expert_model_parallel_size", 1))
     expert_tensor = int(stated.get("expert_tensor_parallel_size") or tensor)
-    weight = 2 if stated.get("bf16") or stated.get("fp16") else 4
+    weight = number_bytes(config)
     gradient = 4 if weight == 4 or stated.get("grad_reduce_in_fp32", True) else 2
     copies = {
         False: max(1, config.world_size // (tensor * pipeline)),
@@ -212,7 +224,7 @@ def _model_memory(
 def _optimizer_state(config: RunConfig) -> tuple[float, float]:
     """Bytes of a trained number's optimizer state, on the device and on the host."""
     stated = config.megatron
-    half = bool(stated.get("bf16") or stated.get("fp16"))
+    half = number_bytes(config) == 2
     if stated.get("optimizer", "adam") != "adam":
         return (4 if half else 0) + (4 if stated.get("sgd_momentum", 0.9) else 0), 0.0
     # A float32 copy of half-precision weights, and Adam's two moments.
@@ -233,10 +245,19 @@ def _optimizer_state(config: RunConfig) -> tuple[float, float]:
     return stays + (device - stays) * (1 - offloaded), _HOST_STATE * offloaded
 
 
+def is_layer_matrix(rule: Rule) -> bool:
+    """Whether it is a matrix that is multiplied in fp8, where layers are."""
+    return rule.layout != "vocab" and all(len(shape) > 1 for shape in rule.shapes) and ".router." not in rule.megatron
+
+
+def number_bytes(config: RunConfig) -> int:
+    """Bytes of a number of the trainer's weights."""
+    return 2 if config.megatron.get("bf16") or config.megatron.get("fp16") else 4
+
+
 def _fp8_copies(rule: Rule, stated: Mapping[str, Any]) -> int:
     """Bytes more for a weight that is multiplied in fp8: a copy for each direction, or instead of the weight itself."""
-    in_layers = rule.layout != "vocab" and all(len(shape) > 1 for shape in rule.shapes)
-    if not stated.get("fp8") or not in_layers or ".router." in rule.megatron:
+    if not stated.get("fp8") or not is_layer_matrix(rule):
         return 0
     return 0 if stated.get("fp8_param") or stated.get("fp8_param_gather") else 2
 

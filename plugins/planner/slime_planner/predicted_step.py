@@ -15,17 +15,14 @@ from slime_planner.cluster import Cluster
 from slime_planner.known_models import PlannedModel
 from slime_planner.pipeline_stages import stage_of_layers, virtual_stages
 from slime_planner.predicted_activations import MicroBatch, layer_bytes
-from slime_planner.predicted_cache import (
-    attention_ranks,
-    cache_token_bytes,
-    drafting_layers,
-    quantised_engine,
-)
+from slime_planner.predicted_cache import attention_ranks, cache_token_bytes, quantised_engine
 from slime_planner.predicted_memory import RankMemory
 from slime_planner.rates import Rates, matrix_share
 
 #: into how many parts the time of a rollout is divided
 _PARTS = 32
+#: tokens of a prompt, if neither an option nor the data limits them
+_PROMPT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +51,18 @@ class StepWork:
         return self.samples * (self.prompt + self.response)
 
 
+def longest_sample(config: RunConfig) -> int:
+    """Tokens of the longest prompt with the longest response, or of the context, if that is smaller."""
+    rollout = config.rollout
+    most = (rollout.rollout_max_prompt_len or _PROMPT) + rollout.rollout_max_response_len
+    return min(most, rollout.rollout_max_context_len or most)
+
+
 def work_of(config: RunConfig, rates: Rates) -> StepWork:
     """The work of a run: its batch, with mean lengths as shares of the longest."""
     batch, rollout = config.batch, config.rollout
     longest = float(rollout.rollout_max_response_len)
-    prompt = float(rollout.rollout_max_prompt_len or 512)
+    prompt = float(rollout.rollout_max_prompt_len or _PROMPT)
     return StepWork(batch.samples, batch.prompts, prompt, longest * rates.mean_response, longest)
 
 
@@ -234,7 +238,7 @@ def rollout_seconds(
         waits = max(1.0, asked / running)
         decode = decode_seconds(config, model, cluster, rates, max(running, 1.0), length, weights)
         seconds += step / together * waits * decode
-    if drafting_layers(config, model.architecture) or config.sglang.get("speculative_algorithm"):
+    if config.drafts != "none":
         seconds /= rates.speculation
     sizes = model.architecture.transformer
     active = active_weights(sizes)

@@ -11,10 +11,11 @@ from typing import Any
 from slime.config import RunConfig
 from slime.config.megatron_checks import layout_problems, needs_sequence_parallel
 from slime_planner.cluster import GIB, Cluster
-from slime_planner.fleet_plan import EnginePlan, FleetPlan, fleet_plan, generation_of, stage_needs
+from slime_planner.fleet_plan import FleetPlan, fleet_plan, generation_of, stage_needs
 from slime_planner.known_models import PlannedModel
 from slime_planner.predicted_cache import cache_token_bytes, engine_memory
 from slime_planner.predicted_memory import RankMemory, rank_memory
+from slime_planner.predicted_step import EngineNeed, longest_sample
 from slime_planner.rates import Rates
 
 #: options that state a layout of the trainer: with one of them, nothing is proposed for it
@@ -50,7 +51,7 @@ def proposals(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
     have = cluster.gpu.memory * GIB
     held: dict[tuple[Any, ...], list[RankMemory]] = {}
     fits: set[tuple[Any, ...]] = set()
-    generation: EnginePlan | None = None
+    generation: tuple[EngineNeed, float] | None = None
     rules = model.architecture.rules
     in_experts = sum(math.prod(shape) for rule in rules if rule.expert is not None for shape in rule.shapes)
     for candidate in _candidates(config, model, cluster):
@@ -66,7 +67,7 @@ def proposals(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
             largest = max(one.total for one in states) + rates.reserved
         if largest <= have:
             needs = stage_needs(candidate, model, states)
-            largest = max(need.total(rates) for need in needs)
+            largest = max(need.total for need in needs) + rates.reserved
         if largest > have:
             reasons[_TOO_LARGE] += 1
             if largest < nearest.get(_TOO_LARGE, (float("inf"), ""))[0]:
@@ -230,11 +231,11 @@ def place(config: RunConfig, given: frozenset[str], model: PlannedModel, cluster
 def _smallest_engine(config: RunConfig, model: PlannedModel, cluster: Cluster) -> int:
     """The fewest devices with room for the weights and for 16 samples of the longest length."""
     heads = int(model.architecture.transformer["num_attention_heads"])
-    longest = config.rollout.rollout_max_response_len + (config.rollout.rollout_max_prompt_len or 512)
     sizes = [size for size in _powers(cluster.devices) if heads % size == 0]
     for size in sizes:
         one = config.with_options("cluster", rollout_num_gpus_per_engine=size)
-        need = engine_memory(one, model.architecture) + 16 * longest * cache_token_bytes(one, model.architecture)
+        samples = 16 * longest_sample(config) * cache_token_bytes(one, model.architecture)
+        need = engine_memory(one, model.architecture) + samples
         if need < _SPARE * 0.85 * cluster.gpu.memory * GIB:
             return size
     return sizes[-1]
@@ -249,9 +250,8 @@ def _powers(most: int) -> list[int]:
 
 def _contexts(config: RunConfig, most: int) -> list[int]:
     """Ranks that divide a sequence: only as many as the longest needs beyond a micro-batch."""
-    longest = config.rollout.rollout_max_response_len + (config.rollout.rollout_max_prompt_len or 512)
     filled = max(1, config.algorithm.max_tokens_per_gpu)
-    return [size for size in _powers(max(1, most)) if size == 1 or size <= longest / filled][:4]
+    return [size for size in _powers(max(1, most)) if size == 1 or size <= longest_sample(config) / filled][:4]
 
 
 def _experts(experts: int, most: int) -> list[int]:

@@ -36,12 +36,12 @@ def _seconds(way: str) -> Callable[[FleetPlan], float]:
 
 def _of_last_stage(plan: FleetPlan) -> float:
     """GB that PyTorch holds at the peak of a rank of the last stage. The source does not say whose peak it states."""
-    return (plan.stages[-1].total(plan.rates) - plan.rates.reserved) / 1e9
+    return plan.stages[-1].total / 1e9
 
 
 def _peak(plan: FleetPlan) -> float:
     """GB that PyTorch holds at the peak of the rank that needs most."""
-    return (max(need.total(plan.rates) for need in plan.stages) - plan.rates.reserved) / 1e9
+    return max(need.total for need in plan.stages) / 1e9
 
 
 def _held(plan: FleetPlan) -> float:

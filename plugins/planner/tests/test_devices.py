@@ -12,9 +12,20 @@ import pytest
 from slime.config import RunConfig
 from slime.config.defaults import resolve
 from slime_planner import devices as module
-from slime_planner.devices import Devices, Gpu, Packages, Tenant, device_notes, doubts, find_packages, problems
+from slime_planner.at_hand import cluster_at_hand
+from slime_planner.cluster import GPUS as KINDS
+from slime_planner.devices import (
+    Devices,
+    Gpu,
+    Packages,
+    Tenant,
+    device_notes,
+    doubts,
+    find_devices,
+    find_packages,
+    problems,
+)
 from slime_planner.doctor import package_problems, port_problems, run
-from slime_planner.memory_here import gpu_bytes
 
 H100 = [Gpu(index, f"GPU-{index}aaa", "NVIDIA H100 80GB HBM3", 85.5) for index in range(2)]
 L4 = Gpu(2, "GPU-2bbb", "NVIDIA L4", 24.2)
@@ -181,12 +192,8 @@ def test_the_smallest_gpu_that_a_run_may_use_counts(
     fake_nvidia_smi(memory=memory)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_bytes() == (None if mebibytes is None else mebibytes * 2**20)
-
-
-def test_without_the_drivers_tool_the_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert gpu_bytes() is None
+    cluster, _ = cluster_at_hand(RunConfig(), find_devices(), with_engines=True)
+    assert cluster.gpu.memory == pytest.approx(KINDS["h100"].memory if mebibytes is None else mebibytes / 1024)
 
 
 def test_a_transformer_engine_that_does_not_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

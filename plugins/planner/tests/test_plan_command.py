@@ -125,7 +125,7 @@ def test_routed_experts_are_on_one_host_and_each_rank_has_a_part() -> None:
     assert copies == 2 and all(stage.routes == samples * 8000 * layers / 4 / copies * 2 for stage in plan.stages)
     without = planned("qwen3-30B-A3B", "2 x 8xH100", layout.replace("--use-rollout-routing-replay", ""))
     assert [stage.routes for stage in without.stages] == [0.0] * 4
-    more = plan.stages[0].total(plan.rates) - without.stages[0].total(plan.rates)
+    more = plan.stages[0].total - without.stages[0].total
     assert more == pytest.approx(plan.stages[0].routes)
 
 
@@ -182,6 +182,25 @@ def test_what_does_not_fit_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "does not fit" in shown
     assert "a training rank needs more than a device has; the nearest, " in " ".join(shown.split())
+
+
+def test_a_rank_that_needs_more_than_a_device_has_is_named_with_the_remedy() -> None:
+    plan = planned("qwen3-8B", "1 x 8xH100", "--tensor-model-parallel-size 1 --actor-num-gpus-per-node 1")
+    [first, *_] = plan.misfits()
+    assert re.match(r"a training rank needs 1\d\d\.\d GiB of a device's 79\.6 GiB: divide the model among more", first)
+
+
+@pytest.mark.parametrize("kept", ["--no-offload-train", "--no-offload-rollout"])
+def test_sides_of_a_colocated_run_that_keep_their_memory_must_fit_together(kept: str) -> None:
+    def largest(words: str) -> float:
+        layout = "--tensor-model-parallel-size 8 --rollout-num-gpus-per-engine 8 --colocate"
+        return planned("qwen3-8B", "1 x 8xH100", f"{layout} {words}").largest
+
+    alone = largest("--sglang-mem-fraction-static 0.5")
+    # The engine's weights are larger than a hundredth of the device, and half of it is larger than they.
+    weights = largest(f"{kept} --sglang-mem-fraction-static 0.01") - alone
+    assert weights == pytest.approx(2 * 8_190_735_360 / 8, rel=1e-3)
+    assert largest(f"{kept} --sglang-mem-fraction-static 0.5") - alone == pytest.approx(0.5 * 79.6 * GIB)
 
 
 def test_clusters_in_words() -> None:

@@ -15,9 +15,9 @@ from tests.support.tiny_models import make_tiny_model
 from tests.train.harness import Centred, RankLauncher, make_batch, make_config, run_ranks
 
 from slime.config import RunConfig
-from slime_planner import memory_here
+from slime_planner import memory_here, slime_plan_lines
 from slime_planner.at_hand import host_at_hand
-from slime_planner.memory_here import memory_lines, memory_note
+from slime_planner.memory_here import memory_notes
 from slime_planner.predicted_cache import engine_memory
 from slime_planner.predicted_memory import logits_memory, rank_memory
 
@@ -165,10 +165,9 @@ def test_an_engine_copies_key_and_value_heads_that_are_fewer_than_its_devices() 
 
 def test_what_cannot_be_predicted_is_said() -> None:
     model = layouts.architecture(layouts.published("qwen3-0.6B"))
-    config = config_of("--fp4 e2m1")
-    lines = list(memory_lines(config, model, critic=False, with_engines=True))
-    assert lines[0] == "a training rank: not predicted with --fp4"
-    assert memory_note(config, model, critic=False, with_engines=True) is None
+    for device in ("cpu", "cuda"):
+        lines = slime_plan_lines(config_of(f"--fp4 e2m1 --device {device}"), model, False, True, None)
+        assert lines["memory"] == ["not predicted with --fp4"] and lines.keys() == {"memory", "notes"}
 
 
 def test_a_run_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,47 +175,12 @@ def test_a_run_that_does_not_fit_is_noted(monkeypatch: pytest.MonkeyPatch) -> No
     need = 596_049_920 * (16 + 4)  # the trainer's 16 bytes a number in float32, the engine's 4
     for have, noted in ((need, False), (need - 1, True)):
         monkeypatch.setattr(memory_here.psutil, "virtual_memory", lambda have=have: SimpleNamespace(total=have))
-        note = memory_note(config_of("--device cpu"), model, critic=False, with_engines=True)
-        assert (note is not None) == noted
-    assert note == (
+        notes = [*memory_notes(config_of("--device cpu"), model, critic=False, with_engines=True)]
+        assert bool(notes) == noted
+    assert notes == [
         "weights, gradients and optimizer need 11.1 GiB, and this machine has 11.1 GiB: use a smaller model or fewer"
         " ranks and engines"
-    )
-
-
-def test_a_gpu_that_is_too_small_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = layouts.architecture(layouts.published("qwen3-8B"))
-    monkeypatch.setattr(memory_here, "gpu_bytes", lambda: 80 * 2**30)
-    note = memory_note(config_of("--device cuda --bf16"), model, critic=False, with_engines=True)
-    assert note is not None
-    assert note.startswith("weights, gradients and optimizer need 137.3 GiB, and this machine's GPU has 80.0 GiB")
-    divided = config_of("--device cuda --bf16 --actor-num-gpus-per-node 8 --tensor-model-parallel-size 2")
-    assert memory_note(divided, model, critic=False, with_engines=True) is None
-
-
-@pytest.mark.parametrize("kept", ["--no-offload-train", "--no-offload-rollout"])
-def test_sides_of_a_colocated_run_that_keep_their_memory_must_fit_together(
-    kept: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = layouts.architecture(layouts.published("qwen3-8B"))
-    trainer = rank_memory(config_of("--device cuda --bf16"), model)[0].total
-
-    def note_of(words: str, device_bytes: float) -> str | None:
-        monkeypatch.setattr(memory_here, "gpu_bytes", lambda: int(device_bytes))
-        config = config_of(f"--device cuda --bf16 --colocate {words}")
-        return memory_note(config, model, critic=False, with_engines=True)
-
-    # The engine's weights are larger than a hundredth of the device: they count.
-    both = trainer + engine_memory(config_of("--device cuda --bf16"), model)
-    least, half = f"{kept} --sglang-mem-fraction-static 0.01", f"{kept} --sglang-mem-fraction-static 0.5"
-    assert note_of("", both - 1) is None
-    note = note_of(least, both - 1)
-    assert note is not None and note.startswith("weights, gradients and optimizer beside the engines' share need")
-    assert "lower --sglang-mem-fraction-static, or drop --no-offload-train and --no-offload-rollout" in note
-    assert note_of(least, both + 1) is None
-    # Half of the device is larger than those weights, and leaves the trainer the other half.
-    assert note_of(half, 2 * trainer - 4) is not None
-    assert note_of(half, 2 * trainer + 4) is None
+    ]
 
 
 @pytest.mark.slow

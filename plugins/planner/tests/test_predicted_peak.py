@@ -19,14 +19,9 @@ from slime.plugin.architecture import Architecture
 from slime.train.experts import Products, _Experts
 from slime_fused.experts import FusedProducts
 from slime_planner.memory_here import memory_lines
-from slime_planner.predicted_activations import (
-    Activations,
-    MicroBatch,
-    activation_memory,
-    activations_not_predicted,
-    largest_micro_batch,
-)
-from slime_planner.predicted_cache import cache_text, cache_token_bytes, cache_tokens
+from slime_planner.predicted_activations import Activations, MicroBatch, activation_memory, largest_micro_batch
+from slime_planner.predicted_cache import cache_token_bytes, cache_tokens
+from slime_planner.predicted_memory import not_predicted
 
 TOKENS = 1000
 DENSE = {
@@ -145,36 +140,30 @@ def test_logits_are_gone_when_layers_are_computed_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "longest_prompt", "tokens", "text"),
+    ("words", "prompt", "tokens", "text"),
     [
         ("--rollout-max-response-len 100", None, 8192, "8,192 tokens of shorter sequences; a guess: prompts are not"),
         ("--rollout-max-response-len 100", 50, 8192, "8,192 tokens, at most"),
-        (
-            "--rollout-max-context-len 9000",
-            50,
-            8192,
-            "8,192 tokens of shorter sequences; a guess: the context",
-        ),
-        ("--rollout-max-response-len 10000 --rollout-max-prompt-len 96", None, 10096, "10,096 tokens, the longest"),
-        ("--micro-batch-size 4 --rollout-max-prompt-len 100", None, 4496, "4 x 1,124 tokens, at most"),
+        ("--rollout-max-context-len 9000", 50, 8192, "8,192 tokens of shorter sequences; a guess: the context"),
+        ("--rollout-max-response-len 10000", 96, 10096, "10,096 tokens, the longest"),
+        ("--micro-batch-size 4", 100, 4496, "4 x 1,124 tokens, at most"),
         ("--micro-batch-size 4", None, 4096, "4 x 1,024 tokens; a guess: prompts are not counted"),
         ("--micro-batch-size 4 --rollout-max-context-len 2000", 900, 7696, "4 x 1,924 tokens; a guess: the context"),
         ("--micro-batch-size 4 --rollout-max-context-len 1100", 900, 4400, "4 x 1,100 tokens, at most"),
     ],
 )
-def test_the_largest_micro_batch_is_a_bound_or_a_guess(
-    words: str, longest_prompt: int | None, tokens: int, text: str
-) -> None:
-    found = largest_micro_batch(config_of(words), longest_prompt=longest_prompt)
+def test_the_largest_micro_batch_is_a_bound_or_a_guess(words: str, prompt: int | None, tokens: int, text: str) -> None:
+    limit = "" if prompt is None else f" --rollout-max-prompt-len {prompt}"
+    found = largest_micro_batch(config_of(words + limit))
     assert found.tokens == tokens
     assert found.text.startswith(text)
 
 
 def test_options_without_a_prediction_are_named() -> None:
-    assert activations_not_predicted(config_of("--cpu-offloading")) == "--cpu-offloading"
+    assert not_predicted(config_of("--cpu-offloading")) == "--cpu-offloading"
     words = "--recompute-granularity selective --recompute-modules other"
-    assert activations_not_predicted(config_of(words)) == "--recompute-modules other"
-    assert activations_not_predicted(config_of()) is None
+    assert not_predicted(config_of(words)) == "--recompute-modules other"
+    assert not_predicted(config_of()) is None
 
 
 def saved(launcher: RankLauncher, config: Any, tokens: int) -> int:
@@ -290,22 +279,10 @@ def test_a_cpu_engine_gets_the_predicted_tokens(tmp_path: Path) -> None:
     assert cache_tokens(config_of("--sglang-max-total-tokens 4096")) == 4096
 
 
-def test_a_gpu_engine_gets_a_share_of_the_device() -> None:
-    model, gib = model_of(), 2**30
-    assert cache_text(config_of("--device cuda"), model, gib, device_bytes=80 * gib) == (
-        "KV cache: what the weights leave of a share of the GPU that SGLang chooses (--sglang-mem-fraction-static),"
-        " 0.0938 KiB a token"
-    )
-    share = config_of("--device cuda --sglang-mem-fraction-static 0.5")
-    found = cache_text(share, model, gib, device_bytes=80 * gib)
-    assert found.endswith(f"0.0938 KiB a token: 39.0 GiB of 80.0 GiB, {39 * gib // 96:,} tokens")
-    other = config_of("--device cuda --sglang-enable-hisparse")
-    assert cache_text(other, model, gib, device_bytes=None) == "KV cache not predicted with --sglang-enable-hisparse"
-
-
 def test_the_lines_for_users(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "qwen3", seed=0)
     config = make_config(folder, micro_batch_size=2, rollout_max_context_len=300, rollout_max_response_len=250)
-    rank, engine = memory_lines(config, read_architecture(folder), critic=False, with_engines=True, longest_prompt=50)
-    assert "(micro-batches of 2 x 300 tokens, at most) + a layer's backward pass 1.8 MiB" in rank
+    config = config.with_options("rollout", rollout_max_prompt_len=50)
+    rank, engine = memory_lines(config, read_architecture(folder), critic=False, with_engines=True)
+    assert rank.endswith("(micro-batches of 2 x 300 tokens, at most) + 1.8 MiB in passing")
     assert engine.endswith("MiB; KV cache 96.0 MiB (65,536 tokens of 1.5 KiB, or what fits)")

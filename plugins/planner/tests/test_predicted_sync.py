@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.model_scripts import sync_table
 
 from slime.config import RunConfig, read_config
 from slime.plugin.architecture import Architecture, Rule
-from slime_planner.predicted_sync import Bandwidths, sync_lines, sync_parts, weight_bytes
+from slime_planner.cluster import GPUS, Cluster
+from slime_planner.known_models import described
+from slime_planner.memory_here import sync_lines
+from slime_planner.predicted_sync import sync_ways, weight_bytes
+from slime_planner.rates import Rates
 
-LINKS = Bandwidths(network=100.0, device=1000.0, memory=2000.0, disk_write=10.0, disk_read=50.0)
+#: bytes/s: 1,000 between devices and to the host, 100 between nodes, 10 to the disk for each writer, 50 for all readers
+NODES = Cluster(4, 2, replace(GPUS["h100"], link=1e-6), network=100.0, adapters=1)
+RATES = replace(
+    Rates(), link_share=1.0, network_share=1.0, host_link=1000.0, disk_write=10.0, disk_read=50.0, tensor_call=0.0
+)
 
 
 def dense(name: str, rows: int, columns: int, **options: Any) -> Rule:
@@ -39,66 +47,43 @@ def config(*words: str) -> RunConfig:
     return read_config(["--bf16", "--rollout-num-gpus", "3", "--ray-address", "head:6379", *words])
 
 
-def bytes_of(run: RunConfig, architecture: Architecture, transport: str) -> dict[str, float]:
-    return {part.doing: part.bytes for part in sync_parts(run, architecture, LINKS, transport=transport)}
+def seconds(run: RunConfig, architecture: Architecture, nodes: Cluster = NODES) -> dict[str, float]:
+    return {way.name: way.seconds for way in sync_ways(run, described("hand", architecture, run), nodes, RATES)}
 
 
-def test_parts_of_a_dense_model_over_two_nodes() -> None:
+def test_a_dense_model_over_two_nodes() -> None:
     layout = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
     run = config("--actor-num-nodes", "2", "--actor-num-gpus-per-node", "2", *layout)
-    # 2 x (102,400 + 10,000) numbers of 2 bytes. Each node has a stage, and its first rank a half of that.
+    # 2 x (102,400 + 10,000) numbers of 2 bytes. Each node has a stage.
     assert weight_bytes(run, model()) == 449_600
-    gathered = {"gathering from this node": 224_800}
-    assert bytes_of(run, model(), "distributed") == {**gathered, "broadcasting": 449_600}
-    seconds = [part.seconds for part in sync_parts(run, model(), LINKS, transport="distributed")]
-    assert seconds == pytest.approx([224.8, 4496.0])
-    # Two write at once.
-    assert bytes_of(run, model(), "disk") == {**gathered, "writing": 449_600, "reading by the engines": 3 * 449_600}
-    assert [part.seconds for part in sync_parts(run, model(), LINKS, transport="disk")] == [112.4, 22_480, 26_976]
-    shared = {"copying to shared memory": 449_600, "loading by the engines": 3 * 449_600}
-    assert bytes_of(run, model(), "tensor") == {**gathered, "handing copies to other nodes": 449_600, **shared}
+    gathered, sent = 224.8, 2248.0  # a stage, between devices and between nodes
+    found = seconds(run, model())
+    assert found["one sender"] == pytest.approx(sent + gathered + 2 * sent), "the other stage comes to rank 0 first"
+    assert found["stages in turn"] == pytest.approx(2 * sent)
+    assert found["stages at once"] == pytest.approx(2 * sent), "a node of engines takes all of it"
+    # Both write at once; three engines read.
+    assert found["disk"] == pytest.approx(gathered + 224.8 + 449_600 / 20 + 3 * 449_600 / 50)
+    assert "tensor" not in found
 
 
-def test_parts_of_experts_over_two_nodes() -> None:
+def test_experts_over_two_nodes() -> None:
     layout = ["--expert-model-parallel-size", "4", "--expert-tensor-parallel-size", "1"]
     run = config("--actor-num-nodes", "2", "--actor-num-gpus-per-node", "2", *layout)
     mixture = model(experts=8)
-    # Rank 0 has everything but the experts, of which each rank has a quarter: 4 of 16, and its node 8 of them. The
-    # biases of 2 routers are float32.
+    # Each rank has a quarter of the 16 experts, and rank 0's node half of them. The biases of 2 routers are float32.
     assert weight_bytes(run, mixture) == 449_600 + 16 * 20_000 + 2 * 8 * 4
-    assert bytes_of(run, mixture, "distributed") == {
-        "gathering from this node": 4 * 20_000,
-        "gathering from other nodes": 8 * 20_000,
-        "broadcasting": 769_664,
-    }
+    gathered = (769_664 - 160_000) / 1000 + 160_000 / 100
+    assert seconds(run, mixture)["one sender"] == pytest.approx(gathered + 769_664 / 100)
 
 
-def test_one_rank_gathers_nothing_and_shares_with_each_engine() -> None:
-    run = config("--actor-num-nodes", "1", "--actor-num-gpus-per-node", "1")
-    shared = {"copying to shared memory": 449_600, "loading by the engines": 3 * 449_600}
-    assert bytes_of(run, model(), "tensor") == shared
-    local = read_config(["--bf16", "--device", "cpu"])
-    [broadcast] = sync_parts(local, model(), LINKS)
-    assert broadcast.seconds == pytest.approx(449.6), "on one machine nothing crosses the network"
+def test_engines_beside_the_ranks_get_copies_within_their_node() -> None:
+    run = config("--actor-num-nodes", "1", "--actor-num-gpus-per-node", "2", "--colocate")
+    # Between devices: to the rank that sends, and once more to the engines.
+    assert seconds(run, model(), replace(NODES, nodes=1))["tensor"] == pytest.approx(2 * 449.6)
 
 
-def test_adapters_that_a_rank_holds_beside_the_weights_are_not_gathered_from_anywhere() -> None:
-    """They are merged: what is sent is the model alone."""
-    run = config("--actor-num-nodes", "1", "--actor-num-gpus-per-node", "1", "--lora-rank", "8")
-    assert set(bytes_of(run, model(), "tensor")) == {"copying to shared memory", "loading by the engines"}
-
-
-def test_lines_name_the_assumptions() -> None:
-    first, second = sync_lines(
-        sync_table.config_of("glm4.5-355B-A32B"), sync_table.architecture(sync_table.published("glm4.5-355B-A32B"))
-    )
-    assert first.startswith("705.6 GB by distributed, about 24.8 s = ")
-    assert second == "assumed, not measured: 50 GB/s between nodes, 300 GB/s within a node (docs/training.md)"
-    odd = read_config(["--bf16", "--fp4", "e2m1", "--update-weight-transport", "distributed"])
-    assert list(sync_lines(odd, model())) == ["0.4 MB by distributed; seconds not predicted with --fp4"]
-
-
-@pytest.mark.slow
-def test_the_table_of_the_docs_is_current() -> None:
-    page = sync_table.PAGE.read_text(encoding="utf-8")
-    assert sync_table.written(page) == page, "run `python -m tests.model_scripts.sync_table`"
+def test_a_run_on_cpus_says_how_much_is_sent() -> None:
+    here = ["--bf16", "--device", "cpu", "--update-weight-transport"]
+    assert list(sync_lines(read_config([*here, "distributed"]), model())) == ["0.4 MB by distributed"]
+    whole, more = sync_lines(read_config([*here, "disk", "--disk-delta"]), model())
+    assert whole == "0.4 MB by disk" and more.startswith("a whole version, as every ")
