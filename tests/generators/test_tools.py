@@ -14,7 +14,7 @@ from slime.kit.chat import Toolbox, ToolCall, tool_of
 from slime_generators.options import ToolLoopOptions
 from slime_generators.tools import load
 from slime_generators.tools.calculator import calculate, calculator
-from slime_generators.tools.python import make_python
+from slime_generators.tools.python import python_tool
 from slime_sandbox import Isolation, Machine
 
 
@@ -66,7 +66,7 @@ def test_the_calculator_is_a_tool() -> None:
 
 
 async def run(code: str) -> str:
-    return await make_python(Isolation.LIMITS)(code)
+    return await python_tool(Isolation.LIMITS)(code)
 
 
 def test_python_returns_the_programs_output() -> None:

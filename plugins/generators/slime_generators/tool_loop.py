@@ -7,16 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from slime.errors import DataError
-from slime.kit.chat import (
-    ChatTemplate,
-    Conversation,
-    SGLangParser,
-    TagParser,
-    Toolbox,
-    ToolCall,
-    ToolCallParser,
-    ToolResult,
-)
+from slime.kit.chat import ChatTemplate, Conversation, Toolbox, ToolCall, ToolResult
+from slime.kit.sessions import parser_factory
 from slime.plugin import Context, PolicyClient, Sample, SamplingParams, Status
 from slime_generators.options import ToolLoopOptions
 from slime_generators.tool_metrics import ToolMetrics
@@ -50,11 +42,7 @@ class ToolLoop:
         self._template = ChatTemplate(context.tokenizer, **config.data.apply_chat_template_kwargs)
         self._template.require_shown("tool")
         self._toolbox = Toolbox(tools, timeout_s=options.tool_timeout_s, max_chars=options.tool_max_chars)
-        self._parser: ToolCallParser = (
-            TagParser()
-            if options.parser == "tags"
-            else SGLangParser(options.parser, [tool.schema for tool in tools], context.tokenizer)
-        )
+        self._parser = parser_factory(options.parser, context.tokenizer)([tool.schema for tool in tools])
         self._schemas = prompt_tools(options, config)
         self._max_turns: int = config.rollout.max_turns or DEFAULT_TURNS
         self._max_context: int | None = config.rollout.rollout_max_context_len

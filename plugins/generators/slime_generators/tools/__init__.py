@@ -11,8 +11,6 @@ from slime_generators.options import ToolLoopOptions
 if TYPE_CHECKING:
     from slime.config import RunConfig
 
-_CALCULATOR = "slime_generators.tools.calculator:calculator"
-
 
 def load(options: ToolLoopOptions) -> list[Tool]:
     """Load the tools that the options name.
@@ -21,11 +19,7 @@ def load(options: ToolLoopOptions) -> list[Tool]:
         ValueError: A tool cannot be loaded, or this machine does not permit it.
         DataError: The file to search cannot be read.
     """
-    made = {
-        name: make(options) if name in options.tools else ""
-        for name, make in (("python", _python), ("search", _search))
-    }
-    return load_tools(options.tools, {"calculator": _CALCULATOR, **made})
+    return _loaded(options, described=False)
 
 
 def prompt_tools(options: ToolLoopOptions, config: RunConfig) -> list[dict[str, Any]]:
@@ -38,29 +32,31 @@ def prompt_tools(options: ToolLoopOptions, config: RunConfig) -> list[dict[str, 
     """
     if not (options.show_tools and config.data.apply_chat_template and config.data.tool_key is None):
         return []
-    known: dict[str, str | Callable[..., Any]] = {"calculator": _CALCULATOR, "python": "", "search": ""}
+    return [tool.schema for tool in _loaded(options, described=True)]
+
+
+def _loaded(options: ToolLoopOptions, *, described: bool) -> list[Tool]:
+    """The tools that the options name; if they are only described, they cannot be called."""
+    known: dict[str, str | Callable[..., Any]] = {
+        "calculator": "slime_generators.tools.calculator:calculator",
+        "python": "",
+        "search": "",
+    }
     if "python" in options.tools:
         from slime_generators.tools.python import python_tool
-        from slime_sandbox import Isolation
+        from slime_sandbox import Isolation, require_isolation
 
-        known["python"] = python_tool(Isolation(options.require_isolation))
+        required = Isolation(options.require_isolation)
+        if not described:
+            require_isolation(required)
+        known["python"] = python_tool(required)
     if "search" in options.tools:
-        from slime_generators.tools.search import SearchIndex, search_tool
+        from slime_generators.tools.search import SearchIndex, make_search, search_tool
 
-        known["search"] = search_tool(SearchIndex(["-"]), options.search_results)
-    return [tool.schema for tool in load_tools(options.tools, known)]
-
-
-def _python(options: ToolLoopOptions) -> Callable[..., Any]:
-    from slime_generators.tools.python import make_python
-    from slime_sandbox import Isolation
-
-    return make_python(Isolation(options.require_isolation))
-
-
-def _search(options: ToolLoopOptions) -> Callable[..., Any]:
-    if options.search_corpus is None:
-        raise ValueError("the tool `search` needs a file to search: set --generator.search-corpus")
-    from slime_generators.tools.search import make_search
-
-    return make_search(options.search_corpus, options.search_results)
+        if described:
+            known["search"] = search_tool(SearchIndex(["-"]), options.search_results)
+        elif options.search_corpus is None:
+            raise ValueError("the tool `search` needs a file to search: set --generator.search-corpus")
+        else:
+            known["search"] = make_search(options.search_corpus, options.search_results)
+    return load_tools(options.tools, known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from slime_sandbox import Isolation, Limits, Outcome, python_argv, require_isolation, run_program
+from slime_sandbox import Isolation, Limits, Outcome, python_argv, run_program
 
 LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=512, file_mb=16, processes=16, output_kb=64)
 _ENDINGS = {
@@ -15,18 +15,8 @@ _ENDINGS = {
 }
 
 
-def make_python(require: Isolation) -> Callable[[str], Awaitable[str]]:
-    """The tool, for a machine that permits at least the isolation `require`.
-
-    Raises:
-        ConfigError: The machine permits less.
-    """
-    require_isolation(require)
-    return python_tool(require)
-
-
 def python_tool(require: Isolation) -> Callable[[str], Awaitable[str]]:
-    """The tool, without a look at the machine."""
+    """The tool, which fails on a machine that permits less isolation than `require`."""
 
     async def python(code: str) -> str:
         """Run a Python program and get what it prints.
