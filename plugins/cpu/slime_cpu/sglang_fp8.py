@@ -23,63 +23,42 @@ def with_float32(supported: Callable[[], list[torch.dtype]]) -> Any:
     return classmethod(lambda _: [*supported(), torch.float32])
 
 
-def dequantising_linear(_: Any) -> Callable[[Any, Any], None]:
-    """`Fp8LinearMethod.process_weights_after_loading_block_quant`."""
-
-    def process(self: Any, layer: Any) -> None:
-        weight = dequantised(layer.weight, layer.weight_scale_inv, self.weight_block_size, layer.orig_dtype)
-        setattr(layer, _DEQUANTISED, weight)
-
-    return process
+def dequantise_linear(self: Any, layer: Any) -> None:
+    """In place of `Fp8LinearMethod.process_weights_after_loading_block_quant`."""
+    weight = dequantised(layer.weight, layer.weight_scale_inv, self.weight_block_size, layer.orig_dtype)
+    setattr(layer, _DEQUANTISED, weight)
 
 
-def plain_linear(_: Any) -> Callable[..., Tensor]:
-    """`Fp8LinearMethod.apply`."""
-
-    def apply(self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        del self
-        product: Tensor = torch.nn.functional.linear(x, getattr(layer, _DEQUANTISED), bias)
-        return product
-
-    return apply
+def plain_linear(_self: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """In place of `Fp8LinearMethod.apply`."""
+    product: Tensor = torch.nn.functional.linear(x, getattr(layer, _DEQUANTISED), bias)
+    return product
 
 
-def dequantising_experts(_: Any) -> Callable[[Any, Any], None]:
-    """`Fp8MoEMethod.process_weights_after_loading_block_quant`."""
-
-    def process(self: Any, layer: Any) -> None:
-        kind, block = torch.get_default_dtype(), self.weight_block_size
-        up = dequantised(layer.w13_weight, layer.w13_weight_scale_inv, block, kind)
-        down = dequantised(layer.w2_weight, layer.w2_weight_scale_inv, block, kind)
-        setattr(layer, _DEQUANTISED, (up, down))
-
-    return process
+def dequantise_experts(self: Any, layer: Any) -> None:
+    """In place of `Fp8MoEMethod.process_weights_after_loading_block_quant`."""
+    kind, block = torch.get_default_dtype(), self.weight_block_size
+    up = dequantised(layer.w13_weight, layer.w13_weight_scale_inv, block, kind)
+    down = dequantised(layer.w2_weight, layer.w2_weight_scale_inv, block, kind)
+    setattr(layer, _DEQUANTISED, (up, down))
 
 
-def plain_experts(_: Any) -> Callable[..., Any]:
-    """`Fp8MoEMethod.apply`: as SGLang computes experts that are not quantised."""
+def plain_experts(self: Any, layer: Any, dispatch_output: Any) -> Any:
+    """In place of `Fp8MoEMethod.apply`: as SGLang computes experts that are not quantised."""
     native = importlib.import_module("sglang.srt.layers.moe.fused_moe_native")
     dispatcher = importlib.import_module("sglang.srt.layers.moe.token_dispatcher")
-
-    def apply(self: Any, layer: Any, dispatch_output: Any) -> Any:
-        up, down = getattr(layer, _DEQUANTISED)
-        held = SimpleNamespace(num_experts=layer.num_experts, w13_weight=up, w2_weight=down)
-        output = native.moe_forward_native(
-            held, dispatch_output.hidden_states, dispatch_output.topk_output, self.moe_runner_config
-        )
-        return dispatcher.StandardCombineInput(hidden_states=output)
-
-    return apply
+    up, down = getattr(layer, _DEQUANTISED)
+    held = SimpleNamespace(num_experts=layer.num_experts, w13_weight=up, w2_weight=down)
+    output = native.moe_forward_native(
+        held, dispatch_output.hidden_states, dispatch_output.topk_output, self.moe_runner_config
+    )
+    return dispatcher.StandardCombineInput(hidden_states=output)
 
 
-def whole_weight(_: Any) -> Callable[..., tuple[Tensor, None]]:
-    """`block_quant_to_tensor_quant` for latent attention, which would quantise the weight again, with a single scale
-    for a product in 8 bits: here the numbers it stands for, without a scale."""
-
-    def dequantise(weight: Tensor, scales: Tensor, block: Sequence[int]) -> tuple[Tensor, None]:
-        return dequantised(weight, scales, block, torch.get_default_dtype()), None
-
-    return dequantise
+def whole_weight(weight: Tensor, scales: Tensor, block: Sequence[int]) -> tuple[Tensor, None]:
+    """In place of `block_quant_to_tensor_quant` for latent attention, which would quantise the weight again, with a
+    single scale for a product in 8 bits: here the numbers it stands for, without a scale."""
+    return dequantised(weight, scales, block, torch.get_default_dtype()), None
 
 
 def dequantised(weight: Tensor, scales: Tensor, block: Sequence[int], kind: torch.dtype) -> Tensor:

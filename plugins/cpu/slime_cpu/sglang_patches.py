@@ -17,15 +17,8 @@ import torch
 from torch import Tensor
 
 from slime.errors import EngineStartError
+from slime_cpu import sglang_fp8
 from slime_cpu.sglang_attention import Places, Running, batched_decode, batched_extend
-from slime_cpu.sglang_fp8 import (
-    dequantising_experts,
-    dequantising_linear,
-    plain_experts,
-    plain_linear,
-    whole_weight,
-    with_float32,
-)
 from slime_cpu.sglang_layers import one_norm, short_rotation
 from slime_cpu.sglang_memory import opening_shared_weights, releasing, resuming
 from slime_cpu.sglang_sampling import murmur_hash32, sample_by_seed
@@ -84,6 +77,8 @@ def patches() -> tuple[Patch, ...]:
     scheduler = "sglang.srt.managers.scheduler:Scheduler"
     memory = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
     fp8 = "sglang.srt.layers.quantization.fp8"
+    linear, experts = f"{fp8}:Fp8LinearMethod", f"{fp8}:Fp8MoEMethod"
+    loaded = "process_weights_after_loading_block_quant"
     no_arithmetic = "without a GPU or AMX it has no products in 8 bits"
 
     def telling_of_passes(begin: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -150,14 +145,16 @@ def patches() -> tuple[Patch, ...]:
             own_experts_only,
             "with --ep-size it takes the experts of other ranks, which SGLang numbers -1, for its own",
         ),
-        Patch(f"{fp8}:Fp8Config.get_supported_act_dtypes", with_float32, "engines on a CPU compute in float32"),
-        Patch(f"{fp8}:Fp8LinearMethod.process_weights_after_loading_block_quant", dequantising_linear, no_arithmetic),
-        Patch(f"{fp8}:Fp8LinearMethod.apply", plain_linear, no_arithmetic),
-        Patch(f"{fp8}:Fp8MoEMethod.process_weights_after_loading_block_quant", dequantising_experts, no_arithmetic),
-        Patch(f"{fp8}:Fp8MoEMethod.apply", plain_experts, no_arithmetic),
+        Patch(
+            f"{fp8}:Fp8Config.get_supported_act_dtypes", sglang_fp8.with_float32, "engines on a CPU compute in float32"
+        ),
+        Patch(f"{linear}.{loaded}", lambda _: sglang_fp8.dequantise_linear, no_arithmetic),
+        Patch(f"{linear}.apply", lambda _: sglang_fp8.plain_linear, no_arithmetic),
+        Patch(f"{experts}.{loaded}", lambda _: sglang_fp8.dequantise_experts, no_arithmetic),
+        Patch(f"{experts}.apply", lambda _: sglang_fp8.plain_experts, no_arithmetic),
         Patch(
             "sglang.srt.models.deepseek_common.deepseek_weight_loader:block_quant_to_tensor_quant",
-            whole_weight,
+            lambda _: sglang_fp8.whole_weight,
             no_arithmetic,
         ),
         Patch("torch.nn.functional:linear", padded, _ROUNDING),
