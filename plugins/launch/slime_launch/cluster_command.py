@@ -36,7 +36,7 @@ from slime_launch.cluster_problems import (
     settings_of,
 )
 from slime_launch.link_speed import Link, measure
-from slime_launch.node_facts import Question, node_facts
+from slime_launch.node_facts import Inspector, Question
 
 _HELP = """\
 usage: slime cluster check RUN.toml [options] [-- FLAGS]
@@ -146,7 +146,7 @@ def _ask(stated: Namespace, config: RunConfig) -> Checked:
     engines = config.num_engines if config.trains_policy else 0
     with _canary(output, problems) as (path, text), ray_session(config):
         session = ray.get_runtime_context().get_session_name()
-        here = node_facts(Question(path, inputs(config), session))
+        here = Inspector().facts(Question(path, inputs(config), session))
         alive = sorted((one for one in ray.nodes() if one["Alive"]), key=name_of)
         actors = _answers(checked, alive, Question(path, inputs(config), session), stated.timeout_s)
         checked.links = measure(actors, {name: node.address for name, node in checked.nodes.items()})
@@ -166,7 +166,7 @@ def _ask(stated: Namespace, config: RunConfig) -> Checked:
     except ConfigError as error:
         problems.append(Problem("cluster", one_line(error).rstrip("."), "Add nodes, or lower what the run asks for"))
     problems += compare(checked.nodes, here, text, output)
-    problems += of_memory(checked.nodes, *_planned(config))
+    problems += of_memory(checked.nodes, *_planner().host_at_hand(config))
     first = config.cluster.engine_port
     problems += of_ports(
         checked.nodes, {} if first is None else dict.fromkeys(range(first, first + engines), "--engine-port")
@@ -203,12 +203,6 @@ def _full(error: DiskFullError) -> Problem:
 def _existing(folder: Path) -> Path:
     """A folder, or the nearest one around it that exists."""
     return next(one for one in (folder, *folder.parents) if one.is_dir())
-
-
-def _planned(config: RunConfig) -> tuple[float, float]:
-    """Bytes that the planner predicts of a node's host memory, and of a batch in shared memory; 0 for no prediction."""
-    found: tuple[float, float] = _planner().host_at_hand(config)
-    return found
 
 
 def _planner() -> ModuleType:

@@ -7,13 +7,24 @@ import io
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from slime.cli.arguments import Arguments
 from slime.cli.output import write
 from slime.cli.run_folders import RunLock
 from slime.errors import ConfigError, SlimeError
-from slime_launch.job import Job, LaunchOptions, Submitted, read_job, record, remember, submitted, write_launch
+from slime_launch.job import (
+    KUBERNETES,
+    Job,
+    LaunchOptions,
+    Submitted,
+    read_job,
+    record,
+    remember,
+    submitted,
+    write_launch,
+)
 from slime_launch.render import TEMPLATES, render
 from slime_launch.tools import TOOLS, ClusterTool, gres_name, require_nodes
 
@@ -57,43 +68,6 @@ Ray job:
   --address URL         of the cluster's dashboard [RAY_API_SERVER_ADDRESS]
 """
 _ASKED = ("status", "logs", "stop")
-_KUBERNETES = ("kuberay", "jobset")
-_NODES = ("slurm", "jobset", "kuberay", "skypilot")
-#: the kinds of clusters that an option is for; one that is not here is for all
-_FOR = {
-    "nodes": _NODES,
-    "cpus_per_node": _NODES,
-    "setup": ("slurm", "jobset", "skypilot"),
-    "secret": _NODES,
-    "partition": ("slurm",),
-    "account": ("slurm",),
-    "time": ("slurm",),
-    "singleton": ("slurm",),
-    "interactive": ("slurm",),
-    "container": ("slurm",),
-    "mount": ("slurm",),
-    "interface": ("slurm", "jobset"),
-    "join_timeout_s": ("slurm", "jobset"),
-    "image": ("slurm", *_KUBERNETES, "skypilot"),
-    "namespace": _KUBERNETES,
-    "memory": _KUBERNETES,
-    "gang": _KUBERNETES,
-    "retries": _KUBERNETES,
-    "volume": (*_KUBERNETES, "skypilot"),
-    "accelerator": ("skypilot",),
-    "address": ("ray-job",),
-}
-_ONE_WORD = (
-    "partition",
-    "account",
-    "time",
-    "image",
-    "namespace",
-    "memory",
-    "accelerator",
-    "address",
-    "interface",
-)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -128,7 +102,8 @@ def _arguments() -> Arguments:
         parser.add_argument(f"--{name}", action="store_true")
     for name in ("nodes", "gpus-per-node", "cpus-per-node", "join-timeout-s", "retries"):
         parser.add_argument(f"--{name}", type=int)
-    for name in ("job-name", *(word.replace("_", "-") for word in _ONE_WORD), "gang"):
+    words = [one.name.replace("_", "-") for one in fields(LaunchOptions) if one.metadata.get("one_word")]
+    for name in ("job-name", *words, "gang"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--template", type=Path)
     parser.add_argument("--container", choices=["pyxis", "apptainer"])
@@ -139,30 +114,20 @@ def _arguments() -> Arguments:
 
 def _options(stated: Namespace) -> LaunchOptions:
     """The options of a job. Raises `ConfigError` for one that its kind of cluster does not have, or that is wrong."""
-    known = set(LaunchOptions.__dataclass_fields__)
-    given = {
-        name: value
-        for name, value in vars(stated).items()
-        if name in known and value is not None and value is not False and value != []
-    }
-    for name in given:
-        if stated.on not in _FOR.get(name, TEMPLATES):
-            raise ConfigError(f"--{name.replace('_', '-')} is an option of --on {' and '.join(_FOR[name])}")
-    for name, least in (
-        ("nodes", 1),
-        ("gpus_per_node", 0),
-        ("cpus_per_node", 1),
-        ("join_timeout_s", 1),
-        ("retries", 0),
-    ):
-        if given.get(name, least) < least:
-            raise ConfigError(f"--{name.replace('_', '-')} {given[name]}: expected {least} or more")
-    for name in _ONE_WORD:
-        value = given.get(name, "x")
-        if not value or not value.isprintable() or value.split() != [value]:
-            raise ConfigError(f"--{name.replace('_', '-')} {value!r}: expected one word")
+    given = {}
+    for one in fields(LaunchOptions):
+        value, flag, about = getattr(stated, one.name), f"--{one.name.replace('_', '-')}", one.metadata
+        if value is None or value is False or value == []:
+            continue
+        if about.get("kinds") and stated.on not in about["kinds"]:
+            raise ConfigError(f"{flag} is an option of --on {' and '.join(about['kinds'])}")
+        if about.get("least") is not None and value < about["least"]:
+            raise ConfigError(f"{flag} {value}: expected {about['least']} or more")
+        if about.get("one_word") and not _is_word(value):
+            raise ConfigError(f"{flag} {value!r}: expected one word")
+        given[one.name] = value
     options = LaunchOptions(**given)
-    if options.on in _KUBERNETES and options.image is None:
+    if options.on in KUBERNETES and options.image is None:
         raise ConfigError(
             f"--image is missing: pods of --on {options.on} need one with slime (the Dockerfile builds it)"
         )
@@ -181,7 +146,11 @@ def _options(stated: Namespace) -> LaunchOptions:
 
 def _gang(stated: str) -> tuple[bool, bool]:
     scheduler, _, queue = stated.partition("=")
-    return scheduler in ("kueue", "volcano", "kai"), bool(queue) and queue.isprintable() and queue.split() == [queue]
+    return scheduler in ("kueue", "volcano", "kai"), _is_word(queue)
+
+
+def _is_word(text: str) -> bool:
+    return text.isprintable() and text.split() == [text]
 
 
 def _launch(job: Job, tool: ClusterTool, *, dry: bool) -> int:

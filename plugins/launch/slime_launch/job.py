@@ -9,7 +9,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,35 +42,45 @@ _NAMES = {
 }
 
 
+#: kinds of clusters whose nodes are asked for, and those of them that are Kubernetes
+_NODES = ("slurm", "jobset", "kuberay", "skypilot")
+KUBERNETES = ("kuberay", "jobset")
+
+
+def _of(*kinds: str, default: Any = None, least: int | None = None, one_word: bool = False) -> Any:
+    """An option of these kinds of clusters (of all, if none is named), and what its value has to be."""
+    return field(default=default, metadata={"kinds": kinds, "least": least, "one_word": one_word})
+
+
 @dataclass(frozen=True)
 class LaunchOptions:
     """What the command line says of a job. A field that is None or empty was not given."""
 
     on: str
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    cpus_per_node: int | None = None
-    memory: str | None = None
+    nodes: int | None = _of(*_NODES, least=1)
+    gpus_per_node: int | None = _of(least=0)
+    cpus_per_node: int | None = _of(*_NODES, least=1)
+    memory: str | None = _of(*KUBERNETES, one_word=True)
     job_name: str | None = None
     template: Path | None = None
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    singleton: bool = False
-    interactive: bool = False
-    interface: str | None = None
-    join_timeout_s: int = 600
-    container: str | None = None
-    image: str | None = None
-    mount: Sequence[str] = ()
-    namespace: str | None = None
-    volume: Sequence[str] = ()
-    gang: str | None = None
-    retries: int = 3
-    accelerator: str | None = None
-    address: str | None = None
-    setup: Sequence[str] = ()
-    secret: Sequence[str] = ()
+    time: str | None = _of("slurm", one_word=True)
+    partition: str | None = _of("slurm", one_word=True)
+    account: str | None = _of("slurm", one_word=True)
+    singleton: bool = _of("slurm", default=False)
+    interactive: bool = _of("slurm", default=False)
+    interface: str | None = _of("slurm", "jobset", one_word=True)
+    join_timeout_s: int = _of("slurm", "jobset", default=600, least=1)
+    container: str | None = _of("slurm")
+    image: str | None = _of("slurm", *KUBERNETES, "skypilot", one_word=True)
+    mount: Sequence[str] = _of("slurm", default=())
+    namespace: str | None = _of(*KUBERNETES, one_word=True)
+    volume: Sequence[str] = _of(*KUBERNETES, "skypilot", default=())
+    gang: str | None = _of(*KUBERNETES)
+    retries: int = _of(*KUBERNETES, default=3, least=0)
+    accelerator: str | None = _of("skypilot", one_word=True)
+    address: str | None = _of("ray-job", one_word=True)
+    setup: Sequence[str] = _of("slurm", "jobset", "skypilot", default=())
+    secret: Sequence[str] = _of(*_NODES, default=())
 
 
 @dataclass(frozen=True)
@@ -179,7 +189,7 @@ def read_job(run_file: Path, words: Sequence[str], options: LaunchOptions, stamp
             raise ConfigError(f"{own} among the flags of `slime train`: `slime launch` sets it itself. Drop it")
     _require_no_secrets(read_config(words), "the flags, which others see on the command line, have")
     stated = read_config([str(run_file), *words])
-    if options.on in ("kuberay", "jobset"):
+    if options.on in KUBERNETES:
         _require_no_secrets(stated, f"{run_file}, which goes into the manifest, has")
     gpus = _gpus(options, stated)
     stated = stated.with_options("run", run_name=stated.run.run_name or stamp)
@@ -201,7 +211,7 @@ def read_job(run_file: Path, words: Sequence[str], options: LaunchOptions, stamp
         _require_plain(Path.cwd(), job.launch)
         _require_time(job)
     if not job.shares_files:
-        _require_kept(config, [path for _, path in pairs(options.volume, "--volume")])
+        _require_kept(config, [path for _, path in volumes(options)])
     return job
 
 
@@ -405,12 +415,12 @@ def _write(path: Path, text: str) -> None:
         partial.replace(path)
 
 
-def pairs(words: Sequence[str], option: str) -> Iterator[tuple[str, str]]:
-    """The two parts of each `A:B`. Raises `ConfigError`."""
-    for word in words:
+def volumes(options: LaunchOptions) -> Iterator[tuple[str, str]]:
+    """The name and the path of each volume. Raises `ConfigError`."""
+    for word in options.volume:
         first, colon, second = word.rpartition(":")
         if not (first and colon and second.startswith("/")):
-            raise ConfigError(f"{option} {word!r}: expected NAME:PATH, with the absolute path where it appears")
+            raise ConfigError(f"--volume {word!r}: expected NAME:PATH, with the absolute path where it appears")
         yield first, second
 
 

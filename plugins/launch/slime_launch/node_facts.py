@@ -85,45 +85,35 @@ class NodeFacts(Seen):
     ray_settings: Mapping[str, str]
 
 
-def node_facts(asked: Question) -> NodeFacts:
-    """The facts of this node."""
-    temporary = os.environ.get("RAY_TMPDIR", "/tmp")
-    return NodeFacts(
-        _text(Path(asked.canary)),
-        {path: fingerprint(Path(path)) for path in asked.paths},
-        _versions(),
-        _memory(),
-        _free(SHARED_MEMORY),
-        _free(Path(temporary)),
-        temporary,
-        resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        [name for name in PROXIES if variable(name)],
-        variable("no_proxy"),
-        active_infiniband(INFINIBAND),
-        ports(),
-        left_behind(asked.session, asked.drivers),
-        device_memory_held(),
-        os.environ.get("RAY_AUTH_MODE") == "token",
-        {name.removeprefix("RAY_"): value for name, value in os.environ.items() if _RAY_SETTING(name)},
-    )
-
-
-def seen(asked: Question) -> Seen:
-    """What this node sees of a run: of its files, only the names and sizes."""
-    contents = {path: fingerprint(Path(path), whole=False) for path in asked.paths}
-    return Seen(_text(Path(asked.canary)), contents, _versions(driver_too=False))
-
-
 class Inspector(Talker):
     """Looks at its node, and talks to the others; Ray makes one on each."""
 
     def facts(self, asked: Question) -> NodeFacts:
-        """See `node_facts`."""
-        return node_facts(asked)
+        """The facts of this node."""
+        temporary = os.environ.get("RAY_TMPDIR", "/tmp")
+        return NodeFacts(
+            _text(Path(asked.canary)),
+            {path: fingerprint(Path(path)) for path in asked.paths},
+            _versions(),
+            _memory(),
+            _free(SHARED_MEMORY),
+            _free(Path(temporary)),
+            temporary,
+            resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+            [name for name in PROXIES if variable(name)],
+            variable("no_proxy"),
+            active_infiniband(INFINIBAND),
+            ports(),
+            left_behind(asked.session, asked.drivers),
+            device_memory_held(),
+            os.environ.get("RAY_AUTH_MODE") == "token",
+            {name.removeprefix("RAY_"): value for name, value in os.environ.items() if _RAY_SETTING(name)},
+        )
 
     def seen(self, asked: Question) -> Seen:
-        """See `seen`."""
-        return seen(asked)
+        """What this node sees of a run: of its files, only the names and sizes."""
+        contents = {path: fingerprint(Path(path), whole=False) for path in asked.paths}
+        return Seen(_text(Path(asked.canary)), contents, _versions(driver_too=False))
 
     def now(self) -> float:
         """The node's clock."""

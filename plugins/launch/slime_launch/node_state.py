@@ -12,6 +12,7 @@ from typing import Any
 #: among these, as far as they are below the kernel's own, runs look for ports of engines, router and meeting points
 OWN_PORTS = (20_000, 32_767)
 _KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_CONNECTIONS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENING = "0A"
 _SMI_TIMEOUT_S = 60
 #: how processes of runs call themselves
@@ -55,14 +56,14 @@ def _listed(ports: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, span)) for span in spans) or "none"
 
 
-def ports(tables: Sequence[Path] = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))) -> Ports:
+def ports() -> Ports:
     """The ports of this node."""
     try:
         low, high = map(int, _KERNELS_RANGE.read_text(encoding="ascii").split())
     except (OSError, ValueError):
         low, high = 32_768, 60_999
     taken = set()
-    for table in tables:
+    for table in _CONNECTIONS:
         try:
             rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()[1:]]
         except OSError:  # no IPv6
@@ -101,11 +102,8 @@ def driver() -> str:
 
 def device_memory_held() -> list[str]:
     """Processes that hold memory of GPUs, as the driver knows them."""
-    return [f"process {pid} ({name}) holds {held} MiB of a GPU" for pid, name, held in _held()]
-
-
-def _held() -> list[list[str]]:
-    return [row for row in _nvidia_smi("compute-apps=pid,process_name,used_memory") if len(row) == 3]
+    rows = _nvidia_smi("compute-apps=pid,process_name,used_memory")
+    return [f"process {row[0]} ({row[1]}) holds {row[2]} MiB of a GPU" for row in rows if len(row) == 3]
 
 
 def _nvidia_smi(query: str) -> list[list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import ConfigError
-from slime_launch.job import MOUNTED, PREEMPTED, Job, pairs
+from slime_launch.job import MOUNTED, PREEMPTED, Job, volumes
 
 #: the template of each kind of cluster
 TEMPLATES = {
@@ -56,6 +56,7 @@ def variables(job: Job, gres: str | None, after: Sequence[str] = ()) -> dict[str
     command = job.command(run_file)
     here = str(Path.cwd())
     return {
+        **vars(options),
         "job_name": job.name,
         "nodes": job.nodes,
         "gpus_per_node": job.gpus_per_node,
@@ -83,30 +84,10 @@ def variables(job: Job, gres: str | None, after: Sequence[str] = ()) -> dict[str
         "saves": job.saves,
         "preempted": PREEMPTED,
         "secrets": [*options.secret, *(["RAY_AUTH_TOKEN"] if kind == "jobset" else [])],
-        "volumes": list(pairs(options.volume, "--volume")),
+        "volumes": list(volumes(options)),
         "mounts": list(options.mount),
         "gang": None if options.gang is None else options.gang.partition("=")[0],
         "queue": None if options.gang is None else options.gang.partition("=")[2],
-        **{
-            name: getattr(options, name)
-            for name in (
-                "cpus_per_node",
-                "memory",
-                "time",
-                "partition",
-                "account",
-                "interactive",
-                "interface",
-                "join_timeout_s",
-                "container",
-                "image",
-                "namespace",
-                "retries",
-                "accelerator",
-                "address",
-                "setup",
-            )
-        },
     }
 
 

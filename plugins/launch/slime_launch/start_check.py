@@ -10,7 +10,7 @@ from slime.config.run_file import with_absolute_paths
 from slime.errors import ClusterError, ConfigError
 from slime_launch.ask_nodes import Asked, canary, inputs, name_of
 from slime_launch.cluster_problems import Problem, of_sight
-from slime_launch.node_facts import Question, seen
+from slime_launch.node_facts import Inspector, Question
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def check_nodes(config: RunConfig, run_dir: Path) -> None:
     with canary(run_dir) as (path, text):
         question = Question(path, inputs(config))
         asked = Asked(others, _TIMEOUT_S).answers("seen", [question] * len(others), silent)
-        own = seen(question)
+        own = Inspector().seen(question)
         for node, _, theirs in asked:
             found = [Problem(name_of(node), *pair) for pair in of_sight(theirs, own, text, run_dir)]
             wrong += found

@@ -34,7 +34,7 @@ from slime_launch.cluster_problems import (
     settings_of,
 )
 from slime_launch.link_speed import Link, rounds
-from slime_launch.node_facts import DRIVER, NodeFacts, Question, fingerprint, node_facts
+from slime_launch.node_facts import DRIVER, Inspector, NodeFacts, Question, fingerprint
 from slime_launch.node_state import Ports
 
 OUTPUT = Path("/shared/outputs")
@@ -300,7 +300,7 @@ def test_this_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         port = node_settings.free_port("127.0.0.1", 20000)
         low.bind(("127.0.0.1", port))
         low.listen()
-        facts = node_facts(Question(str(tmp_path / "canary"), [str(tmp_path)], "no session"))
+        facts = Inspector().facts(Question(str(tmp_path / "canary"), [str(tmp_path)], "no session"))
         assert port in facts.ports.taken and high.getsockname()[1] not in facts.ports.taken
     assert facts.ray_settings["num_workers_soft_limit"] == "16"
     assert facts.canary == "sings" and facts.contents[str(tmp_path)]

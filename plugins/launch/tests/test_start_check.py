@@ -15,7 +15,7 @@ from slime.config import RunConfig, read_config, resolve
 from slime.errors import ClusterError, ConfigError
 from slime_launch import start_check
 from slime_launch.cluster_problems import Problem
-from slime_launch.node_facts import Question, Seen, seen
+from slime_launch.node_facts import Inspector, Question, Seen
 
 
 class FakeNodes:
@@ -51,7 +51,7 @@ class FakeNodes:
                 if (fault := self.faults.get(node["NodeID"], {})) is None:
                     problems.append(Problem(node["NodeID"], "it has not answered for 60 s", "Read Ray's logs there"))
                 else:
-                    yield node, None, replace(seen(question), **fault)
+                    yield node, None, replace(Inspector().seen(question), **fault)
 
         return answers
 
