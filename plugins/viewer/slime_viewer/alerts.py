@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
+from slime.observe.metrics import eval_set_names
 from slime_viewer.run_files import Metrics
 
 #: steps at the beginning and at the end of a run that are compared; shorter runs compare their thirds
@@ -277,7 +278,8 @@ def _gap(metrics: Metrics) -> Iterator[Alert]:
 
 
 def _evaluation(metrics: Metrics) -> Iterator[Alert]:
-    for name in [name for name in metrics.names if name.startswith("eval/") and name.count("/") == 1]:
+    for held_out in eval_set_names(metrics.names):
+        name = f"eval/{held_out}"
         steps, values = metrics.series(name)
         lows, highs = (dict(zip(*metrics.series(f"{name}/{end}"), strict=True)) for end in ("low", "high"))
         if len(values) < 2 or steps[-1] not in highs:
@@ -285,11 +287,11 @@ def _evaluation(metrics: Metrics) -> Iterator[Alert]:
         best = max(range(len(values)), key=values.__getitem__)
         if steps[best] in lows and highs[steps[-1]] < lows[steps[best]]:
             yield Alert(
-                f"the evaluation {name.removeprefix('eval/')} fell to {values[-1]:.3g}, from {values[best]:.3g} after"
+                f"the evaluation {held_out} fell to {values[-1]:.3g}, from {values[best]:.3g} after"
                 f" {steps[best]} rollouts; their 95 % intervals lie apart",
                 "The checkpoint of that time is better.",
                 name,
-                f"kind:eval set:{name.removeprefix('eval/')} step={steps[-1]}",
+                f"kind:eval set:{held_out} step={steps[-1]}",
                 steps[-1],
             )
 

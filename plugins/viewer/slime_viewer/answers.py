@@ -72,7 +72,7 @@ def run_answer(
         "path": str(folder.path),
         "state": gone.state,
         "progress": {**asdict(gone), "left_s": gone.left_s, "spent_s": sum(metrics.series("time/step")[1])},
-        "verdict": judged.answer(),
+        "verdict": asdict(judged),
         "best": None if counts is None else counts.best,
         "rewards": None if counts is None or counts.best is None else [counts.lowest, counts.best],
         "events": [asdict(event) for event in reversed(folder.events())],

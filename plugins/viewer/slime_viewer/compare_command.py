@@ -76,9 +76,9 @@ def _metrics(ends: Sequence[Ends]) -> Iterator[Line]:
         yield "metrics: none that both have"
         return
     # Of the mean of steps, a margin says that some of them differ; an evaluation has its own.
-    same = [one for one in ends if one.first == one.second and (not one.margin or one.name.startswith("eval/"))]
-    alike = [one for one in ends if one not in same and one.margin is not None and not one.clear]
-    unknown = [one for one in ends if one not in same and one.margin is None]
+    same = [one for one in ends if len({*one.values}) == 1 and (not one.margins[0] or one.name.startswith("eval/"))]
+    alike = [one for one in ends if one not in same and one.margins[0] is not None and not one.clear]
+    unknown = [one for one in ends if one not in same and one.margins[0] is None]
     yield from hanging("", _steps(ends))
     for title, style, rows in (
         ("differ by more than their 95 % interval", "bold yellow", [one for one in ends if one.clear]),
@@ -120,11 +120,10 @@ def _range(first: int, last: int) -> str:
 def _rows(ends: Sequence[Ends]) -> Iterator[Line]:
     cells: list[tuple[str, ...]] = [("", "A", "B", "B - A", "")]
     for one in ends:
-        factor = words(one.name).factor
-        change = one.second - one.first
-        margin = "" if one.margin is None else f"±{_figure(one.margin * factor, 2)}"
-        values = (_figure(value * factor, 4) for value in (one.first, one.second))
-        cells.append((_title(one.name), *values, _figure(change * factor, 3, "+"), margin))
+        factor, (first, second), (half,) = words(one.name).factor, one.values, one.margins
+        margin = "" if half is None else f"±{_figure(half * factor, 2)}"
+        values = (_figure(value * factor, 4) for value in (first, second))
+        cells.append((_title(one.name), *values, _figure((second - first) * factor, 3, "+"), margin))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     # A longer name gets a line of its own, so that the numbers fit beside the others.
     widths[0] = max((len(row[0]) for row in cells if len(row[0]) <= terminal_width() - sum(widths[1:]) - 10), default=0)
@@ -161,13 +160,14 @@ def _settings(title: str, found: Sequence[Difference]) -> Iterator[Line]:
     yield [(title, "bold")]
     names = max(len(one.name) for one in found)
     for one in found:
-        line = f"  {one.name:<{names}}  {_value(one.first)} -> {_value(one.second)}"
+        first, second = map(_value, one.values)
+        line = f"  {one.name:<{names}}  {first} -> {second}"
         if len(line) <= terminal_width():
             yield line
             continue
         yield f"  {one.name}"
-        yield from hanging("    A  ", _value(one.first))
-        yield from hanging("    B  ", _value(one.second))
+        yield from hanging("    A  ", first)
+        yield from hanging("    B  ", second)
 
 
 def _value(value: Any) -> str:

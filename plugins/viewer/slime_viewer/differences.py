@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
+from slime.observe.metrics import eval_set_names
 from slime_viewer.index import RunIndex
 from slime_viewer.queries import prompt_means
 from slime_viewer.run_files import Metrics, RunFolder
@@ -34,16 +35,6 @@ class Difference:
     name: str
     values: tuple[Any, ...]
 
-    @property
-    def first(self) -> Any:
-        """The first run's."""
-        return self.values[0]
-
-    @property
-    def second(self) -> Any:
-        """The second run's."""
-        return self.values[1]
-
 
 @dataclass(frozen=True)
 class Ends:
@@ -58,25 +49,11 @@ class Ends:
     margins: tuple[float | None, ...]
 
     @property
-    def first(self) -> float:
-        """The first run's."""
-        return self.values[0]
-
-    @property
-    def second(self) -> float:
-        """The second run's."""
-        return self.values[1]
-
-    @property
-    def margin(self) -> float | None:
-        """Of the second run."""
-        return self.margins[0]
-
-    @property
     def clear(self) -> bool:
         """Whether a difference is larger than its interval."""
-        pairs = zip(self.values[1:], self.margins, strict=True)
-        return any(margin is not None and abs(value - self.first) > margin for value, margin in pairs)
+        first, *others = self.values
+        pairs = zip(others, self.margins, strict=True)
+        return any(margin is not None and abs(value - first) > margin for value, margin in pairs)
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -222,11 +199,9 @@ def identical_until(first: Metrics, second: Metrics) -> int | None:
     shared = min(map(len, steps))
     if not shared or steps[0][:shared] != steps[1][:shared]:
         return None
-    learned = [
-        name
-        for name in {*first.names, *second.names}
-        if name.startswith(_LEARNED) or (name.startswith("eval/") and name.count("/") == 1)
-    ]
+    names = {*first.names, *second.names}
+    learned = [name for name in names if name.startswith(_LEARNED)]
+    learned += [f"eval/{name}" for name in eval_set_names(names)]
     rows = ([metrics.rows[step] for step in steps[0][:shared]] for metrics in (first, second))
     same = all(one.get(name) == other.get(name) for one, other in zip(*rows, strict=True) for name in learned)
     return steps[0][shared - 1] if same and learned else None

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from slime.cli.output import Line
 from slime.cli.text_layout import UNLIMITED, hanging, terminal_width
+from slime.observe.metrics import eval_set_names
 from slime_viewer import queries
 from slime_viewer.alerts import Counts, alerts
 from slime_viewer.curves import Change, number, sparkline
 from slime_viewer.index import RunIndex
-from slime_viewer.panels import evaluation_sets, panels
+from slime_viewer.panels import panels
 from slime_viewer.progress import RunProgress, progress
 from slime_viewer.run_files import Metrics, RunFolder
 from slime_viewer.verdict import HEALTHY, LOOK, UNFINISHED, Verdict, duration, verdict
@@ -60,7 +61,7 @@ def overview(folder: RunFolder) -> Iterator[Line]:
     for panel in panels(metrics):
         by_theme[panel.theme] += [name for name in panel.metrics if name not in first and not name.startswith("eval/")]
     blocks = {"": [_row(metrics, name) for name in first if name in metrics.names]}
-    blocks[""] = [*(_held_out(metrics, name) for name in evaluation_sets(metrics)), *blocks[""]]
+    blocks[""] = [*(_held_out(metrics, name) for name in eval_set_names(metrics.names)), *blocks[""]]
     constant: list[str] = []
     for theme, names in by_theme.items():
         rows = [(name, _row(metrics, name)) for name in names]

@@ -17,17 +17,12 @@ import orjson
 from slime_viewer.lines import dumped, readable
 
 STATIC = Path(__file__).with_name("static")
-_OWN = (
-    *("app", "axes", "charts", "compare", "conversation", "cues", "data", "group", "lanes", "markdown", "math"),
-    *("prompt", "rewards", "run", "runs", "samples", "says", "signs", "texts", "tiles", "tokens", "turns", "verdict"),
-    "walk",
-)
 #: name in an import -> file
 MODULES = {
     "preact": "vendor/preact.mjs",
     "preact/hooks": "vendor/hooks.mjs",
     "htm": "vendor/htm.mjs",
-    **{f"slime/{name}": f"{name}.js" for name in _OWN},
+    **{f"slime/{path.stem}": path.name for path in sorted(STATIC.glob("*.js"))},
 }
 _PLOT = "vendor/uPlot.iife.min.js"
 _STYLES = ("vendor/uPlot.min.css", "style.css", "views.css", "texts.css")

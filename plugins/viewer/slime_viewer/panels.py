@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from slime.observe.metrics import eval_set_names
 from slime_viewer.run_files import Metrics
 
 
@@ -70,15 +71,10 @@ LANES = (
 )
 
 
-def evaluation_sets(metrics: Metrics) -> list[str]:
-    """Names of the evaluation sets: `eval/NAME` is the mean reward of a set."""
-    return [name.removeprefix("eval/") for name in metrics.names if name.startswith("eval/") and name.count("/") == 1]
-
-
 def panels(metrics: Metrics) -> list[Panel]:
     """The panels of which a run has metrics: those of every run, its reward's parts, its evaluations, its memory."""
     known = metrics.names
-    evaluations = tuple(f"eval/{name}" for name in evaluation_sets(metrics))
+    evaluations = tuple(f"eval/{name}" for name in eval_set_names(known))
     parts = tuple(name for name in known if name.startswith("rollout/reward/"))
     memory = tuple(name for name in known if name.startswith("memory/"))
     first, *others = _PANELS

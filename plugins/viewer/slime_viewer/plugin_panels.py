@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from slime.errors import PluginContractError, SlimeError, one_line
@@ -24,25 +23,16 @@ _PARTS, _CURVES, _STEPS, _ROWS, _COLUMNS, _SIGNS = 20, 50, 20_000, 1000, 50, 20_
 _SAMPLES = 1000
 
 
-@dataclass(frozen=True)
-class ChosenPanel:
-    """A panel to be drawn, and its options."""
-
-    name: str
-    options: Mapping[str, Any]
-
-
-def chosen_panels(folder: RunFolder, more: Sequence[str] = ()) -> list[ChosenPanel]:
-    """The panels that a run's configuration names, and those named in `more`."""
+def chosen_panels(folder: RunFolder, more: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Name -> options of the panels that a run's configuration names, and of those named in `more`."""
     section = folder.config().get("components")
     stated = section.get("panel") if isinstance(section, dict) else None
-    found = [
-        ChosenPanel(one["name"], one["options"] if isinstance(one.get("options"), dict) else {})
+    found = {
+        one["name"]: one["options"] if isinstance(one.get("options"), dict) else {}
         for one in (stated if isinstance(stated, list) else [])
         if isinstance(one, dict) and isinstance(one.get("name"), str)
-    ]
-    known = {one.name for one in found}
-    return [*found, *(ChosenPanel(name, {}) for name in dict.fromkeys(more) if name not in known)]
+    }
+    return found | {name: {} for name in more if name not in found}
 
 
 class FolderView:
@@ -98,41 +88,41 @@ class PanelBoard:
     ) -> None:
         """Choose the panels. Nothing is built before `drawn`; without `build`, nothing at all."""
         self._view, self._path, self._build = FolderView(index, lock), folder.path, build
-        self._chosen = chosen_panels(folder, more) if build is not None else []
+        self._chosen = chosen_panels(folder, more) if build is not None else {}
         self._panels: dict[str, Panel] = {}
         self._busy: set[str] = set()
 
     def drawn(self, timeout_s: float = DRAW_S) -> list[dict[str, Any]]:
         """What every panel draws, or what is wrong with it, in their order."""
-        return [self._drawn(one, timeout_s) for one in self._chosen]
+        return [self._drawn(name, timeout_s) for name in self._chosen]
 
-    def _drawn(self, chosen: ChosenPanel, timeout_s: float) -> dict[str, Any]:
-        if chosen.name in self._busy:
-            return {"panel": chosen.name, "error": "it is still drawing"}
+    def _drawn(self, name: str, timeout_s: float) -> dict[str, Any]:
+        if name in self._busy:
+            return {"panel": name, "error": "it is still drawing"}
         told: dict[str, Any] = {}
 
         def draw() -> None:
             try:
-                told["drawings"] = drawings(self._panel(chosen).draw(self._view))
+                told["drawings"] = drawings(self._panel(name).draw(self._view))
             except BaseException as error:  # noqa: BLE001 - whatever a plugin raises is told in its place
                 told["error"] = str(error) if isinstance(error, SlimeError) else one_line(error)
             finally:
-                self._busy.discard(chosen.name)
+                self._busy.discard(name)
 
-        self._busy.add(chosen.name)
+        self._busy.add(name)
         # Its own thread, which is left alone if it hangs: a run must end, and a page must answer.
-        thread = threading.Thread(target=draw, name=f"slime-panel-{chosen.name}", daemon=True)
+        thread = threading.Thread(target=draw, name=f"slime-panel-{name}", daemon=True)
         thread.start()
         thread.join(timeout_s)
         if thread.is_alive():
-            return {"panel": chosen.name, "error": f"it takes longer than {timeout_s:g} s"}
-        return {"panel": chosen.name, **told}
+            return {"panel": name, "error": f"it takes longer than {timeout_s:g} s"}
+        return {"panel": name, **told}
 
-    def _panel(self, chosen: ChosenPanel) -> Panel:
-        if chosen.name not in self._panels:
+    def _panel(self, name: str) -> Panel:
+        if name not in self._panels:
             assert self._build is not None
-            self._panels[chosen.name] = self._build(chosen.name, chosen.options, self._path)
-        return self._panels[chosen.name]
+            self._panels[name] = self._build(name, self._chosen[name], self._path)
+        return self._panels[name]
 
 
 def drawings(drawn: object) -> list[dict[str, Any]]:

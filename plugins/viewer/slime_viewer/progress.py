@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from slime.errors import without_escapes
 from slime_viewer.lines import open_regular
 from slime_viewer.run_files import CONFIG, LOCK, LOG, METRICS, RunFolder
 
@@ -101,7 +100,7 @@ def progress(folder: RunFolder, outcome: str | None = None, now: float | None = 
     else:
         state = "ended"
     if state in ("ended", "interrupted", "failed"):
-        told, why = _end_told(folder.path / LOG)
+        told, why = _end_told(folder)
         state = (told or "killed") if state == "ended" else state
         cause = (
             why if state != "killed" else "and its log does not say why: killed, out of memory, or the machine was lost"
@@ -150,16 +149,10 @@ def _last_write(path: Path) -> float | None:
     return max(found, default=None)
 
 
-def _end_told(path: Path) -> tuple[str, str]:
+def _end_told(folder: RunFolder) -> tuple[str, str]:
     """The outcome that the end of a driver's log names, "" for none, and its last error."""
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
-            text = without_escapes(file.read(_LOG_BYTES).decode("utf-8", "replace"))
-    except OSError:
-        return "", ""
     outcome = error = ""
-    for line in text.rpartition(_BEGINS)[2].split("\n"):
+    for line in folder.end_of_log(_LOG_BYTES).rpartition(_BEGINS)[2].split("\n"):
         match = _LINE.match(line)
         if match and match[1] in ("ERROR", "CRITICAL"):
             error = match[3]

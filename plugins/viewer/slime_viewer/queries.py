@@ -265,11 +265,6 @@ def group_tokens(found: Sequence[Found]) -> dict[int, dict[str, Any]]:
     return logged_tokens(tokens_path(found[0].path), {one.line: one.scalars["tokens"] for one in found})
 
 
-def group_size(index: RunIndex, key: str) -> int:
-    """How many samples a group has."""
-    return count(index, of_group(key))
-
-
 def of_group(key: str) -> Condition:
     """The samples of a group, by its key."""
     file, _, number = key.rpartition("/")

@@ -111,6 +111,7 @@ def _page(
     folder = index.folder
     run = run_answer(folder, index.state(), "", counts=queries.counts(index), outcome=outcome)
     samples = whole_samples(found, _MAX_TEXT)
+    groups = {str(one["group_key"]) for one in samples}
     content = {
         "run": _without_places(run, folder),
         "series": _thinned(series_answer(folder.metrics, folder.metrics.names)),
@@ -119,7 +120,7 @@ def _page(
         "tokens": _tokens(found[: len(samples)]),
         "scales": queries.token_scales(index),
         # Of each group, how many samples it has in the run: some of them may not be here.
-        "sizes": {key: queries.group_size(index, key) for key in {str(one["group_key"]) for one in samples}},
+        "sizes": {key: queries.count(index, queries.of_group(key)) for key in groups},
         "note": _without_places(f"{note} {len(samples)} samples are in this file. {more}".strip(), folder),
     }
     return static_page(f"{folder.name} · slime", content)

@@ -229,14 +229,17 @@ class RunFolder:
 
     def events(self) -> list[Event]:
         """The last warnings and errors of the driver's log, oldest first."""
+        found = (match for line in self.end_of_log(_LOG_BYTES).split("\n") if (match := _EVENT.match(line)))
+        return [Event(match[1], match[2].lower(), match[4]) for match in found][-MAX_EVENTS:]
+
+    def end_of_log(self, most: int) -> str:
+        """The last `most` bytes of the driver's log; empty if it cannot be read."""
         try:
             with open_regular(self.path / LOG) as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
-                text = without_escapes(file.read(_LOG_BYTES).decode("utf-8", "replace"))
+                file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+                return without_escapes(file.read(most).decode("utf-8", "replace"))
         except OSError:
-            return []
-        found = (match for line in text.split("\n") if (match := _EVENT.match(line)))
-        return [Event(match[1], match[2].lower(), match[4]) for match in found][-MAX_EVENTS:]
+            return ""
 
     def sample_files(self) -> Iterator[SampleFile]:
         """The files of samples, by step."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slime.errors import DataError
-from slime_viewer.panels import evaluation_sets
+from slime.observe.metrics import eval_set_names
 from slime_viewer.progress import progress
 from slime_viewer.run_files import CONFIG, METRICS, SAMPLES, RunFolder
 
@@ -66,7 +66,7 @@ class RunList:
         folder = self._known[path]
         folder.metrics.refresh()
         gone = progress(folder)
-        sets = evaluation_sets(folder.metrics)
+        sets = eval_set_names(folder.metrics.names)
         held = folder.metrics.series(f"eval/{sets[0]}")[1] if sets else []
         rewards = folder.metrics.series("rollout/reward_mean")[1]
         return {

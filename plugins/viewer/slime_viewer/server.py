@@ -173,40 +173,7 @@ class ViewServer:
             "folder": lambda _: {"rows": self.list.rows(), "roots": [str(root) for root in self.list.roots]},
             "open": lambda query: {"run": self._opened(query.get("path", ""))},
             "run": lambda query: self._run(query).answer(),
-            "series": self._about_a_run(
-                lambda run, query: answers.series_answer(run.folder.metrics, query.get("names", "").split("\n"))
-            ),
-            "samples": self._about_a_run(_samples),
-            "histogram": self._about_a_run(
-                lambda run, query: results.histogram(run.reader, read_filter(query.get("q", "")))
-            ),
-            "place": self._about_a_run(
-                lambda run, query: {"place": results.place(run.reader, *_of_result(query), query.get("key", ""))}
-            ),
-            "beside": self._about_a_run(
-                lambda run, query: answers.beside_answer(
-                    run.reader, *_of_result(query), query.get("key", ""), "back" in query
-                )
-            ),
-            "group": self._about_a_run(
-                lambda run, query: answers.group_answer(run.reader, query.get("key", ""), query.get("q", ""))
-            ),
-            "group_tokens": self._about_a_run(
-                lambda run, query: answers.group_tokens_answer(
-                    run.reader, query.get("key", ""), query.get("column", "")
-                )
-            ),
-            "says": self._about_a_run(_says),
-            "sample": self._about_a_run(
-                lambda run, query: answers.sample_answer(run.reader, query.get("key", ""), query.get("q", ""))
-            ),
-            "tokens": self._about_a_run(lambda run, query: answers.tokens_answer(run.reader, query.get("key", ""))),
-            "extremes": self._about_a_run(
-                lambda run, query: answers.extremes_answer(
-                    run.reader, query.get("q", ""), query.get("column", ""), query.get("order", "size")
-                )
-            ),
-            "prompt": self._about_a_run(lambda run, query: answers.prompt_answer(run.reader, query.get("key", ""))),
+            **{name: self._about_a_run(ask) for name, ask in _ABOUT_A_RUN.items()},
             # Panels take the lock themselves, and only while they ask.
             "panels": lambda query: {"panels": self._run(query).board.drawn()},
             "compare": self._compare,
@@ -376,6 +343,29 @@ def _samples(run: WatchedRun, query: Query) -> dict[str, Any]:
     if offset is None or limit is None:
         raise DataError("offset and limit must be numbers")
     return answers.samples_answer(run.reader, query.get("q", ""), query.get("sort", "step"), offset, limit)
+
+
+#: questions about one run, which holds its lock meanwhile
+_ABOUT_A_RUN: dict[str, Callable[[WatchedRun, Query], Any]] = {
+    "series": lambda run, query: answers.series_answer(run.folder.metrics, query.get("names", "").split("\n")),
+    "samples": _samples,
+    "histogram": lambda run, query: results.histogram(run.reader, read_filter(query.get("q", ""))),
+    "place": lambda run, query: {"place": results.place(run.reader, *_of_result(query), query.get("key", ""))},
+    "beside": lambda run, query: answers.beside_answer(
+        run.reader, *_of_result(query), query.get("key", ""), "back" in query
+    ),
+    "group": lambda run, query: answers.group_answer(run.reader, query.get("key", ""), query.get("q", "")),
+    "group_tokens": lambda run, query: answers.group_tokens_answer(
+        run.reader, query.get("key", ""), query.get("column", "")
+    ),
+    "says": _says,
+    "sample": lambda run, query: answers.sample_answer(run.reader, query.get("key", ""), query.get("q", "")),
+    "tokens": lambda run, query: answers.tokens_answer(run.reader, query.get("key", "")),
+    "extremes": lambda run, query: answers.extremes_answer(
+        run.reader, query.get("q", ""), query.get("column", ""), query.get("order", "size")
+    ),
+    "prompt": lambda run, query: answers.prompt_answer(run.reader, query.get("key", "")),
+}
 
 
 def _json(content: Any) -> web.Response:

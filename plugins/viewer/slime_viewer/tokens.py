@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,23 +71,15 @@ def logged_tokens(path: Path, lengths: Mapping[int, int | None]) -> dict[int, di
         DataError: The file cannot be read, or is of other samples.
     """
     told: dict[int, dict[str, Any]] = {}
-    try:
-        with open_regular(path) as opened:
-            file, names, own = _opened(path, opened)
-            for part in _parts(path, file):
-                lines = file.read_row_group(part, columns=["line"])["line"].to_pylist()
-                places = [place for place, line in enumerate(lines) if line in lengths and line not in told]
-                if places:
-                    rows = file.read_row_group(part).take(places).to_pylist()
-                    told |= {row["line"]: _told(path, row, names, own, lengths[row["line"]]) for row in rows}
-                if len(told) == len(lengths):
-                    break
-    except FileNotFoundError:
-        return {}
-    except DataError:
-        raise
-    except Exception as error:  # noqa: BLE001 - pyarrow raises errors of many classes over a damaged file
-        raise DataError(f"{path.name} cannot be read: {one_line(error)}") from None
+    with suppress(FileNotFoundError), _reading(path) as (file, names, own):
+        for part in _parts(path, file):
+            lines = file.read_row_group(part, columns=["line"])["line"].to_pylist()
+            places = [place for place, line in enumerate(lines) if line in lengths and line not in told]
+            if places:
+                rows = file.read_row_group(part).take(places).to_pylist()
+                told |= {row["line"]: _told(path, row, names, own, lengths[row["line"]]) for row in rows}
+            if len(told) == len(lengths):
+                break
     return told
 
 
@@ -102,13 +95,12 @@ def summaries(path: Path, lines: set[int]) -> dict[int, dict[str, Any]]:
     """
     told: dict[int, dict[str, Any]] = {}
     try:
-        with open_regular(path) as opened:
-            file, names, _ = _opened(path, opened)
+        with _reading(path) as (file, names, _):
             kept = [name for name in (*_MEANS.values(), "source") if name in names]
             for part in _parts(path, file):
                 table = file.read_row_group(part, columns=["line", "flag", "gap_max", *kept])
                 told |= {row["line"]: _summary(row) for row in table.to_pylist() if row["line"] in lines}
-    except Exception:  # noqa: BLE001 - see above
+    except (FileNotFoundError, DataError):
         return {}
     return told
 
@@ -121,6 +113,23 @@ def _summary(row: dict[str, Any]) -> dict[str, Any]:
             found[name] = sum(values) / len(values)
     source = row.get("source") or []
     return {**found, "by_tool": source.count(1), "by_template": source.count(2)}
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[tuple[pq.ParquetFile, list[str], list[str]]]:
+    """`_opened`, for as long as the file is read.
+
+    Raises:
+        FileNotFoundError: There is none.
+        DataError: It cannot be read.
+    """
+    try:
+        with open_regular(path) as opened:
+            yield _opened(path, opened)
+    except (FileNotFoundError, DataError):
+        raise
+    except Exception as error:  # noqa: BLE001 - pyarrow raises errors of many classes over a damaged file
+        raise DataError(f"{path.name} cannot be read: {one_line(error)}") from None
 
 
 def _opened(path: Path, opened: Any) -> tuple[pq.ParquetFile, list[str], list[str]]:
@@ -189,23 +198,17 @@ def read_extremes(path: Path) -> tuple[list[Extreme], list[Flagged]]:
     """The highest and the lowest values of every column of a file, and what it says of its samples.
 
     Raises:
-        OSError: The file cannot be opened.
+        FileNotFoundError: There is none.
         DataError: It cannot be read.
     """
-    with open_regular(path) as opened:
-        try:
-            file, names, _ = _opened(path, opened)
-            found: list[Extreme] = []
-            flagged: list[Flagged] = []
-            for part in _parts(path, file):
-                table = file.read_row_group(part)
-                flagged += _flagged(table)
-                found += [one for name in names for one in _extremes(table, name)]
-            return [one for name in names for one in _ends([e for e in found if e.column == name])], flagged
-        except DataError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
-            raise DataError(f"{path.name} cannot be read: {one_line(error)}") from None
+    found: list[Extreme] = []
+    flagged: list[Flagged] = []
+    with _reading(path) as (file, names, _):
+        for part in _parts(path, file):
+            table = file.read_row_group(part)
+            flagged += _flagged(table)
+            found += [one for name in names for one in _extremes(table, name)]
+    return [one for name in names for one in _ends([e for e in found if e.column == name])], flagged
 
 
 def _ends(found: list[Extreme]) -> list[Extreme]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from slime_viewer.alerts import CHECKS, MIN_STEPS, Alert
 from slime_viewer.progress import RunProgress
@@ -35,10 +34,6 @@ class Verdict:
     #: what to type to go on with a run that did not finish, and what that does
     command: str = ""
     command_note: str = ""
-
-    def answer(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
 
 def verdict(folder: RunFolder, gone: RunProgress, alerts: Sequence[Alert]) -> Verdict:

@@ -211,8 +211,8 @@ def test_differences_beyond_their_interval_come_first(tmp_path: Path) -> None:
     noise = {step: {"train/kl": float(step), "train/loss": 5.0 + step / 10, **held} for step in range(4)}
     ends = {found.name: found for found in metric_ends(one, rows_of(tmp_path / "other", noise))}
     assert [name for name, found in ends.items() if found.clear] == list(ends)[:2] == ["train/loss", "eval/a"]
-    assert ends["train/kl"].margin == pytest.approx(3.18 * math.sqrt(5 / 3) / 2)
-    assert ends["eval/a"].margin == pytest.approx(math.hypot(0.1, 0.1)) and ends["eval/a/low"].margin is None
+    assert ends["train/kl"].margins[0] == pytest.approx(3.18 * math.sqrt(5 / 3) / 2)
+    assert ends["eval/a"].margins[0] == pytest.approx(math.hypot(0.1, 0.1)) and ends["eval/a/low"].margins[0] is None
 
 
 def test_large_numbers_of_a_comparison_keep_their_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
