@@ -160,7 +160,7 @@ def test_words_are_those_of_bash(tmp_path: Path) -> None:
     said = subprocess.run(
         ["bash", "-c", f"run() {{ printf '%s\\n' \"$@\"; }}\n{script}"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert read_script(path, script, {}).commands[-1].words == ["run", *said]
+    assert read_script(path, script, {}).commands[-1] == ["run", *said]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_words_are_those_of_bash(tmp_path: Path) -> None:
 )
 def test_a_loop_is_read_once_which_is_said(tmp_path: Path, loop: str, word: str, told: str) -> None:
     script = read_script(tmp_path / "run.sh", f"{loop}\n  run --seed $seed\ndone\n", {})
-    assert script.commands[-1].words == ["run", "--seed", word]
+    assert script.commands[-1] == ["run", "--seed", word]
     line = 1 + loop[: loop.index("for ")].count("\n")
     assert script.notes == [f"$seed of the loop in run.sh:{line} was read as {told}; this is one run of it"]
 

@@ -116,13 +116,13 @@ def _of_shell(path: Path, text: str) -> Recipe:
     found: list[tuple[int, Recipe]] = []
     for command in script.commands:
         for framework in FRAMEWORKS:
-            first, program = _options_begin(command.words, framework)
+            first, program = _options_begin(command, framework)
             if first is None:
                 continue
-            options = [*_of_words(command.words[first:], framework, path)]
+            options = [*_of_words(command[first:], framework, path)]
             score = _known(options, framework) + (1000 if program and options else 0)
-            recipe = Recipe(framework, path, options, [*script.notes], tuple(command.words[:first]))
-            recipe.processes = _processes(command.words[:first])
+            recipe = Recipe(framework, path, options, [*script.notes], tuple(command[:first]))
+            recipe.processes = _processes(command[:first])
             found.append((score, recipe))
     if not found or max(score for score, _ in found) == 0:
         raise ConfigError(

@@ -33,19 +33,11 @@ _DECLARES = {"export", "declare", "readonly", "local", "typeset", "-a", "-r", "-
 _DEEPEST = 8
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command of a script, with its words expanded."""
-
-    words: list[str]
-    line: int
-
-
 @dataclass
 class Script:
-    """What a script says."""
+    """What a script says: its commands, each with its words expanded, and what to know of how it was read."""
 
-    commands: list[Command] = field(default_factory=list)
+    commands: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -91,7 +83,7 @@ class _Reader:
             if words[0] in ("source", "."):
                 self._source(path, words[1:2], line, depth)
             else:
-                self.script.commands.append(Command(words, line))
+                self.script.commands.append(words)
         if branches:
             self.script.notes.append(f"{path.name} has branches: all of them were read, the later ones last")
 
