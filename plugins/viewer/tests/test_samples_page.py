@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from plugins.viewer.tests.conftest import Serve, Served
 from plugins.viewer.tests.in_a_browser import MARKS, expect
@@ -247,6 +249,41 @@ def test_the_colours_of_tokens_lie_over_a_whole_group_on_one_scale(page: Any, se
     expect(tokens.nth(2)).to_have_class("low"), "an eighth of the scale, which is not far"
     page.keyboard.press("h")
     expect(page.get_by_label("column of tokens")).not_to_have_value("gap")
+
+
+def test_tokens_without_an_advantage_or_entropy_have_keys_too(page: Any, serve: Serve, tmp_path: Path) -> None:
+    folder = make_run_with_tokens(tmp_path / "tokens")
+    path = folder / "rollouts" / "000001.tokens.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["advantage"]), path)
+    one = serve(folder)
+    one.wait(12 + 8 + 3)
+    page.goto(f"{one.server.address}#/sample/0/000001%3A0")
+    column = page.get_by_label("column of tokens")
+    expect(column).to_have_value("source")
+    page.keyboard.press("x")
+    expect(page.locator(".heat .at")).to_have_text("<tool>"), "the one that the policy did not write"
+    page.keyboard.press("h")
+    expect(column).not_to_have_value("source")
+    page.keyboard.press("H")
+    expect(column).to_have_value("source")
+
+
+def test_samples_without_a_reward_are_last_in_a_file_too(page: Any, serve: Serve, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", 1)
+    low, unscored, high = (sample_of(1, 0, n, float(n), group_index=500) for n in range(3))
+    write_rollout(folder, 1, [Group(500, [low, replace(unscored, reward=None), replace(high, reward=1.0)])])
+    one = serve(folder)
+    one.wait(GROUPS * SAMPLES + GROUPS + 3)
+    rewards = page.locator(".samples tbody td:nth-child(4)")
+    page.goto(f"{one.server.address}#/samples/0?q=kind:train+step=1&sort=-reward")
+    expect(rewards).to_have_text(["1", "0", "·"])
+    with page.expect_download() as caught:
+        page.keyboard.press("e")
+    path = Path(caught.value.path()).rename(Path(caught.value.path()).with_suffix(".html"))
+    page.goto(f"file://{path}#/samples/0?sort=-reward")
+    expect(rewards).to_have_text(["1", "0", "·"])
+    page.keyboard.press("r")
+    expect(rewards).to_have_text(["0", "1", "·"])
 
 
 def test_keys_can_be_turned_off_and_stay_so(page: Any, show: Open) -> None:

@@ -14,7 +14,7 @@ const whyNoTokens = one =>
     : "Numbers of tokens are logged of samples that were trained on.";
 
 // Where the ledger of prompts has a sample: what became of it, and why.
-export function Life({ of: one }) {
+function Life({ of: one }) {
   const weights = [one.row?.weight_versions].flat().filter(Boolean).map(said).map(Number);
   const made = weights.length && weights.every(Number.isFinite) ? `weights ${[...new Set(weights)].join(", ")}` : "";
   const steps = [

@@ -8,16 +8,15 @@ const embedded = document.getElementById("data");
 // What a static file contains: its run, all its curves and some samples.
 export const fixed = embedded && JSON.parse(embedded.textContent);
 
-const number = (a, b, by) => {
-  const [x, y] = [a[by], b[by]];
-  if (x == null || y == null) return (x == null) - (y == null);
-  return x < y ? -1 : x > y ? 1 : 0;
-};
-
-const inOrder = sort => {
-  const by = sort.replace("-", "");
-  return [...fixed.samples].sort((a, b) => (sort[0] == "-" ? number(b, a, by) : number(a, b, by)));
-};
+// Rows in an order like "step" or "-step"; those without a value are last in both.
+export function ordered(rows, sort) {
+  const by = sort.replace("-", ""),
+    turn = sort[0] == "-" ? -1 : 1;
+  return [...rows].sort((a, b) => {
+    if (a[by] == null || b[by] == null) return (a[by] == null) - (b[by] == null);
+    return turn * (a[by] < b[by] ? -1 : a[by] > b[by] ? 1 : 0);
+  });
+}
 
 // The groups that are in the file as a whole; of others, nothing is said.
 const groupsInFile = () =>
@@ -46,12 +45,12 @@ const inFile = {
     ),
   }),
   samples: ({ sort = "step", offset = 0, limit = 50 }) => {
-    const rows = inOrder(sort);
+    const rows = ordered(fixed.samples, sort);
     return { q: "", total: rows.length, more: false, groups: groupsInFile(), rows: rows.slice(+offset, +offset + +limit) };
   },
-  place: ({ sort, key }) => ({ place: inOrder(sort).findIndex(one => one.key == key) }),
+  place: ({ sort, key }) => ({ place: ordered(fixed.samples, sort).findIndex(one => one.key == key) }),
   beside: ({ sort, key, back }) => {
-    const rows = inOrder(sort);
+    const rows = ordered(fixed.samples, sort);
     return { beside: rows[rows.findIndex(one => one.key == key) + (back ? -1 : 1)] };
   },
   group: ({ key }) => {
@@ -64,7 +63,7 @@ const inFile = {
     const groups = Object.entries(Object.groupBy(train.filter(s => s.step == newest), s => s.group_key));
     if (!groups.length) return { newest, step: newest, groups: 0 };
     const [key, some] = groups[n % groups.length];
-    const sorted = [...some].sort((a, b) => number(a, b, "reward"));
+    const sorted = ordered(some, "reward");
     return {
       ...{ newest, step: newest, groups: groups.length, key, size: fixed.sizes[key] },
       ...{ rewards: some.map(s => s.reward).filter(r => r != null), best: sorted.at(-1), worst: sorted[1] && sorted[0] },
@@ -219,6 +218,16 @@ export function reveal(selector) {
   const found = document.querySelector(selector);
   const top = found?.getBoundingClientRect().top;
   if (top < 50 || top > innerHeight - 60) found.scrollIntoView({ block: "center" });
+}
+
+// The head of a column by which `order` sorts a table, which is now in the order `sort`.
+export function Sorting({ title, by, sort, order, room }) {
+  const [state, sign] = sort == by ? ["ascending", " ↑"] : sort == "-" + by ? ["descending", " ↓"] : ["none", ""];
+  return html`
+    <th class=${room} aria-sort=${state}>
+      <button class="plain" onClick=${() => order(by)}>${title}${sign}</button>
+    </th>
+  `;
 }
 
 export const Trouble = ({ text }) => html`<p class="trouble" role="alert">${text}</p>`;

@@ -1,6 +1,6 @@
 // The runs of a folder: one row each, new ones by themselves; a click opens one, and any number can be compared.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { address, get, go, html, place, restate, reveal, rowOf, short, Trouble, useData, useKeys } from "slime/data";
+import { address, get, go, html, ordered, place, restate, reveal, rowOf, short, Sorting, Trouble, useData, useKeys } from "slime/data";
 import { lasting } from "slime/axes";
 import { counted, stateWords } from "slime/verdict";
 import { visible } from "slime/signs";
@@ -26,12 +26,7 @@ export function Runs() {
   const { data, error } = useData("folder", {}, look);
   const [trouble, setTrouble] = useState("");
   const [checked, setChecked] = useState([]);
-  const by = sort.replace("-", ""),
-    turn = sort[0] == "-" ? -1 : 1;
-  const rows = [...(data?.rows || [])].sort((a, b) => {
-    if (a[by] == null || b[by] == null) return (a[by] == null) - (b[by] == null);
-    return turn * (a[by] < b[by] ? -1 : a[by] > b[by] ? 1 : 0);
-  });
+  const rows = ordered(data?.rows || [], sort);
   const now = useRef(rows);
   now.current = rows;
   const number = () => rowOf(now.current, place().params.at, "path");
@@ -85,15 +80,7 @@ export function Runs() {
                       checked=${all}
                       onChange=${() => setChecked(all ? [] : rows.map(row => row.path))} />
                   </td>
-                  ${COLUMNS.map(
-                    ([name, title, room]) => html`
-                      <th class=${room} aria-sort=${by != name ? "none" : turn > 0 ? "ascending" : "descending"}>
-                        <button class="plain" onClick=${() => order(name)}>
-                          ${title}${by != name ? "" : turn > 0 ? " ↑" : " ↓"}
-                        </button>
-                      </th>
-                    `,
-                  )}
+                  ${COLUMNS.map(([by, title, room]) => html`<${Sorting} ...${{ title, by, sort, order, room }} />`)}
                 </tr>
               </thead>
               <tbody>

@@ -1,6 +1,6 @@
 // The table of samples, with its filter.
 import { useEffect, useState } from "preact/hooks";
-import { address, fixed, get, go, html, place, restate, reveal, rowOf, short, Trouble, useData, useKeys } from "slime/data";
+import { address, fixed, get, go, html, place, restate, reveal, rowOf, short, Sorting, Trouble, useData, useKeys } from "slime/data";
 import { visible } from "slime/signs";
 import { Marked } from "slime/texts";
 import { Histogram, Reward, Rewards } from "slime/rewards";
@@ -177,21 +177,12 @@ export function Samples({ id, run, version }) {
         <table class=${"samples texts" + (waiting ? " old" : "") + (together ? " together" : "")}>
           <thead>
             <tr>
-              ${columns.map(
-                ([name, by, room]) => html`
-                  <th class=${room} aria-sort=${sort == by ? "ascending" : sort == "-" + by ? "descending" : "none"}>
-                    ${
-                      by
-                        ? html`
-                            <button class="plain" onClick=${() => order(by)}>
-                              ${TITLES[name] || name}${sort == by ? " ↑" : sort == "-" + by ? " ↓" : ""}
-                            </button>
-                          `
-                        : TITLES[name] || name
-                    }
-                  </th>
-                `,
-              )}
+              ${columns.map(([name, by, room]) => {
+                const title = TITLES[name] || name;
+                return by
+                  ? html`<${Sorting} ...${{ title, by, sort, order, room }} />`
+                  : html`<th class=${room}>${title}</th>`;
+              })}
             </tr>
           </thead>
           <tbody>

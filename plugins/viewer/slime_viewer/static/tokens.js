@@ -65,18 +65,58 @@ function Legend({ name, scale: [middle, most], known }) {
 const classOf = value => (!value ? "" : (value > 0 ? "high" : "low") + (Math.abs(value) >= FAR ? " far" : ""));
 const shade = value => (value ? { "--w": `${Math.round(12 + 68 * Math.abs(value))}%` } : {});
 
+const meaning = name => MEANING[name] || "named by a plugin";
+
+// The column that an answer is coloured by: the chosen one, if its tokens have it.
+const columnOf = (names, chosen) =>
+  names.includes(chosen) ? chosen : names.find(one => one == "advantage" || one == "entropy") || names[0];
+
+// The column that is `by` places after another one, in a circle.
+const turned = (names, name, by) => names[(names.indexOf(name) + by + names.length) % names.length];
+
+// The choice of a column; `own`: those that a plugin has named, `none`: how to say that no column is chosen, if one may.
+function Columns({ names, own, column, choose, none }) {
+  return html`
+    <select aria-label="column of tokens" value=${column} onChange=${event => choose(event.target.value)}>
+      ${none && html`<option value="" selected=${!column}>${none}</option>`}
+      ${names.map(
+        one => html`<option value=${one} selected=${one == column}>${visible(one)}${own.includes(one) ? " (plugin)" : ""}</option>`,
+      )}
+    </select>
+  `;
+}
+
+// The first tokens of an answer in the colours of a column; `at`: the chosen one, `move`: chooses another, if one can.
+function Colours({ tokens, column, strong, end, at, move }) {
+  const values = tokens.values[column] || [];
+  const mask = tokens.values.loss_mask || [];
+  return html`
+    <pre class=${"heat" + (move ? "" : " still")} tabindex="0">
+${tokens.pieces
+        .slice(0, end)
+        .map(
+          (text, i) =>
+            html`<span
+              class=${`${classOf(strong[i])}${mask[i] === 0 ? " masked" : ""}${i === at ? " at" : ""}`}
+              style=${shade(strong[i])}
+              title=${`${i}: ${written(column, values[i])}`}
+              onClick=${move && (() => move(i))}
+              >${piece(text)}</span
+            >`,
+        )}</pre>
+  `;
+}
+
 // An answer with each token coloured by a column; the keys and a click move one token on.
 export function Heat({ tokens, scales, column, at, choose, move }) {
   const names = Object.keys(tokens.values);
-  const name = names.includes(column) ? column : names.find(one => one == "advantage" || one == "entropy") || names[0];
-  const values = tokens.values[name] || [];
-  const [middle, most] = scaleOf(name, values, scales);
-  const strong = useMemo(() => strengths(values, [middle, most]), [name, tokens, middle, most]);
+  const values = tokens.values[column] || [];
+  const [middle, most] = scaleOf(column, values, scales);
+  const strong = useMemo(() => strengths(values, [middle, most]), [column, tokens, middle, most]);
   const [all, setAll] = useState(false);
   const known = values.filter(value => value != null);
   const end = all ? tokens.pieces.length : SHOWN;
   const now = at >= 0 && at < tokens.pieces.length ? at : -1;
-  const mask = tokens.values.loss_mask || [];
   useEffect(() => reveal(".heat .at"), [now]);
   if (!names.length) return html`<p class="dim">No column of this sample's tokens was written.</p>`;
   return html`
@@ -84,35 +124,15 @@ export function Heat({ tokens, scales, column, at, choose, move }) {
       <p class="chips">
         <label>
           Colour by
-          <select aria-label="column of tokens" value=${name} onChange=${event => choose(event.target.value)}>
-            ${names.map(
-              one => html`
-                <option value=${one} selected=${one == name}>
-                  ${visible(one)}${tokens.own.includes(one) ? " (plugin)" : ""}
-                </option>
-              `,
-            )}
-          </select>
+          <${Columns} names=${names} own=${tokens.own} column=${column} choose=${choose} />
         </label>
-        <span class="dim">${MEANING[name] || "named by a plugin"}</span>
+        <span class="dim">${meaning(column)}</span>
         ${
           known.length > 0 &&
-          html`<${Legend} name=${name} scale=${[middle, most]} known=${known} />`
+          html`<${Legend} name=${column} scale=${[middle, most]} known=${known} />`
         }
       </p>
-      <pre class="heat" tabindex="0">
-${tokens.pieces
-          .slice(0, end)
-          .map(
-            (text, i) =>
-              html`<span
-                class=${`${classOf(strong[i])}${mask[i] === 0 ? " masked" : ""}${i == now ? " at" : ""}`}
-                style=${shade(strong[i])}
-                title=${`${i}: ${written(name, values[i])}`}
-                onClick=${() => move(i)}
-                >${piece(text)}</span
-              >`,
-          )}</pre>
+      <${Colours} tokens=${tokens} column=${column} strong=${strong} end=${end} at=${now} move=${move} />
       ${tokens.pieces.length > end && html`<button onClick=${() => setAll(true)}>${tokens.pieces.length - end} more tokens</button>`}
       ${
         now >= 0
@@ -131,7 +151,7 @@ ${tokens.pieces
                 }
                 ${names.map(
                   one => html`
-                    <div class=${one == name ? "on" : ""}>
+                    <div class=${one == column ? "on" : ""}>
                       <dt>${visible(one)}</dt>
                       <dd>${written(one, tokens.values[one][now])}</dd>
                     </div>
@@ -154,14 +174,9 @@ export function GroupColours({ data, column, choose }) {
   return html`
     <label>
       Colour tokens by
-      <select aria-label="column of tokens" value=${column} onChange=${event => choose(event.target.value)}>
-        <option value="" selected=${!column}>nothing</option>
-        ${data.columns.map(
-          one => html`<option value=${one} selected=${one == column}>${visible(one)}${data.own.includes(one) ? " (plugin)" : ""}</option>`,
-        )}
-      </select>
+      <${Columns} names=${data.columns} own=${data.own} column=${column} choose=${choose} none="nothing" />
     </label>
-    ${known.length > 0 && html`<span class="dim">${MEANING[column] || "named by a plugin"}</span><${Legend} name=${column} scale=${scaleOf(column, known, data.scales)} known=${known} />`}
+    ${known.length > 0 && html`<span class="dim">${meaning(column)}</span><${Legend} name=${column} scale=${scaleOf(column, known, data.scales)} known=${known} />`}
   `;
 }
 
@@ -169,15 +184,8 @@ export function GroupColours({ data, column, choose }) {
 export function Coloured({ tokens, scales, column }) {
   const values = tokens.values[column];
   const strong = strengths(values, scaleOf(column, values, scales));
-  const mask = tokens.values.loss_mask || [];
   return html`
-    <pre class="heat still" tabindex="0">
-${tokens.pieces
-        .slice(0, SHOWN)
-        .map(
-          (text, i) =>
-            html`<span class=${`${classOf(strong[i])}${mask[i] === 0 ? " masked" : ""}`} style=${shade(strong[i])} title=${`${i}: ${written(column, values[i])}`}>${piece(text)}</span>`,
-        )}</pre>
+    <${Colours} tokens=${tokens} column=${column} strong=${strong} end=${SHOWN} />
     ${tokens.pieces.length > SHOWN && html`<p class="dim">The conversation has ${tokens.pieces.length - SHOWN} more tokens.</p>`}
   `;
 }
@@ -190,15 +198,11 @@ export function useTokens(tokens) {
   const at = tok === undefined ? -1 : +tok;
   const to = n => size && restate({ tok: Math.max(0, Math.min(size - 1, n)) });
   const step = by => to((place().params.tok === undefined ? (by > 0 ? -1 : size) : +place().params.tok) + by);
-  const turn = by => {
-    const now = place().params.col;
-    const i = names.indexOf(names.includes(now) ? now : names.find(n => n == "advantage" || n == "entropy"));
-    if (names.length) restate({ col: names[(i + by + names.length) % names.length] });
-  };
+  // The column in the address now: keys may come faster than this is drawn.
+  const shown = () => columnOf(names, place().params.col);
+  const turn = by => names.length && restate({ col: turned(names, shown(), by) });
   const worst = () => {
-    const name = names.includes(place().params.col)
-      ? place().params.col
-      : names.find(n => n == "advantage" || n == "entropy");
+    const name = shown();
     const own = tokens?.values[name] || [];
     const strong = strengths(own, scaleOf(name, own)).map(value => Math.abs(value ?? -1));
     const order = strong.map((_, i) => i).sort((a, b) => strong[b] - strong[a]);
@@ -216,7 +220,7 @@ export function useTokens(tokens) {
         }
       : {},
   );
-  return { column: col, at, choose: col => restate({ col }), move: tok => restate({ tok }) };
+  return { column: columnOf(names, col), at, choose: col => restate({ col }), move: tok => restate({ tok }) };
 }
 
 // The tokens of a run with the most extreme values of a column.
@@ -229,10 +233,7 @@ export function Tokens({ id, version }) {
   const move = by => setAt((now.current = Math.max(0, Math.min(now.current + by, rows.length - 1))));
   const to = row => address("sample", [id, row.key], { col: data.column, tok: row.at });
   useEffect(() => reveal("tr.at"), [at]);
-  const next = by => {
-    const names = data?.columns || [];
-    if (names.length) restate({ column: names[(names.indexOf(data.column) + by + names.length) % names.length] });
-  };
+  const next = by => data?.columns.length && restate({ column: turned(data.columns, data.column, by) });
   useKeys({
     "/": ["filter", () => document.querySelector("#filter")?.select()],
     j: ["next token", () => move(1)],
@@ -280,7 +281,7 @@ export function Tokens({ id, version }) {
       ${
         rows.length > 0
           ? html`
-              <p class="dim">${visible(data.column)}: ${MEANING[data.column] || "named by a plugin"}</p>
+              <p class="dim">${visible(data.column)}: ${meaning(data.column)}</p>
               <div class="scroll" tabindex="0">
                 <table class="samples">
                   <thead>

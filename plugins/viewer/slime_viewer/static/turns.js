@@ -94,7 +94,7 @@ function Call({ of: call }) {
 }
 
 // What a sample adds to its prompt: the turns behind it, or one answer.
-export function turnsOf(row) {
+function turnsOf(row) {
   if (!Array.isArray(row?.messages)) return row ? [{ role: "assistant", content: row.response }] : [];
   const [asked, all] = [listed(row.prompt), row.messages];
   const same = (one, other) => plain(one) == plain(other) && (one?.role ?? "user") == (other?.role ?? "user");
