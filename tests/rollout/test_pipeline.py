@@ -84,7 +84,9 @@ def finish(
             seed=42,
         )
         async with pipeline.batch(SAMPLING) as batch:
-            return await pipeline.finish(wanted, batch), batch
+            batch.add(wanted, pipeline.finish_group)
+            await batch.wait()
+            return batch.finished(), batch
 
     return asyncio.run(main())
 

@@ -107,7 +107,7 @@ class BatchInProgress:
         if self.open_requests and self.policy is not None:
             await self.policy.abort(tuple(self.open_requests))
 
-    # --- its groups, if they are awaited one by one ----------------------------------------------------
+    # --- its groups ----------------------------------------------------------------------------------
 
     @property
     def outstanding(self) -> int:
@@ -141,28 +141,31 @@ class BatchInProgress:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    async def wait(self, turn: asyncio.Future[None], *, for_all: bool) -> None:
-        """Wait until a group has finished or `turn` is done. Returns at once if there is nothing to wait for.
+    async def wait(self, turn: asyncio.Future[None] | None = None, *, for_all: bool = True) -> None:
+        """Wait until all groups have finished or one has failed; if there are none, for `turn`.
 
-        With `for_all`, wait until all groups have finished or one has failed; if there are none, for `turn`.
+        Without `for_all`, wait until a group has finished or `turn` is done. Returns at once if there is nothing to
+        wait for.
         """
-        in_turn = turn.done()
-        if not in_turn:
+        if turn is not None and turn.done():
+            turn = None
+        if turn is not None:
             turn.add_done_callback(self._wake)
         try:
-            while not self._has_news(turn, in_turn, for_all=for_all):
+            while not self._has_news(turn, for_all=for_all):
                 self._news = asyncio.get_running_loop().create_future()
                 await self._news
         finally:
-            turn.remove_done_callback(self._wake)
+            if turn is not None:
+                turn.remove_done_callback(self._wake)
 
-    def _has_news(self, turn: asyncio.Future[None], in_turn: bool, *, for_all: bool) -> bool:
-        """Whether `wait` is over; `in_turn`: `turn` was done when it began."""
+    def _has_news(self, turn: asyncio.Future[None] | None, *, for_all: bool) -> bool:
+        """Whether `wait` is over; `turn`: None if it was done when it began."""
         if not self._groups:
-            return turn.done()
+            return turn is None or turn.done()
         if for_all:
             return self._failed or len(self._ended) == len(self._groups)
-        return bool(self._ended) or (turn.done() and not in_turn)
+        return bool(self._ended) or (turn is not None and turn.done())
 
     def finished(self) -> list[Group]:
         """The groups that finished since the last call, in the order in which they were started.

@@ -97,7 +97,7 @@ class Collector:
         # Nothing is awaited before this batch's first prompts are taken: batches take theirs in the order of the calls.
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns.append(mine)
-        turn = self._turns[-2] if len(self._turns) > 1 else _done()
+        turn = self._turns[-2] if len(self._turns) > 1 else None
         rollout = Rollout(number)
         try:
             async with self.pipeline.batch(self.sampling) as batch:
@@ -106,7 +106,7 @@ class Collector:
                 while len(rollout.groups) < self.batch_size:
                     await batch.wait(turn, for_all=not self.aborts_surplus)
                     self._buffer(rollout, batch.finished())
-                    if turn.done():
+                    if turn is None or turn.done():
                         self._select_or_begin(rollout, batch)
                 if self.aborts_surplus:
                     await self._abort_surplus(rollout, batch)
@@ -252,12 +252,6 @@ class Collector:
             + " Use prompts that the model solves sometimes, a filter that drops less, or a higher"
             f" --max-sampling-rounds (now {self.max_rounds})."
         )
-
-
-def _done() -> asyncio.Future[None]:
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    done.set_result(None)
-    return done
 
 
 def _drop_counts(rollout: Rollout) -> Counter[str]:

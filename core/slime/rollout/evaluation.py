@@ -159,7 +159,9 @@ class Evaluation:
     async def _evaluate(self, one: EvalSet, rollout: int) -> tuple[list[Sample], dict[str, float], Path]:
         """The samples and metrics of one set, and the file of the samples."""
         async with one.pipeline.batch(evaluation_sampling(one.settings)) as batch:
-            groups = await one.pipeline.finish(pending_groups(one.prompts, one.settings.n_samples), batch)
+            batch.add(pending_groups(one.prompts, one.settings.n_samples), one.pipeline.finish_group)
+            await batch.wait()
+            groups = batch.finished()
         # In a thread, because training samples are generated and scored in the meantime.
         return await asyncio.to_thread(self._conclude, one.settings, rollout, groups)
 

@@ -9,7 +9,7 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
@@ -199,12 +199,6 @@ class Pipeline:
         finally:
             self.batches.remove(batch)
             await batch.close()
-
-    async def finish(self, groups: Sequence[Group], batch: BatchInProgress) -> list[Group]:
-        """Generate and score all `groups` concurrently. Raises `EngineError` when the engines are gone."""
-        batch.total += sum(len(group.samples) for group in groups)
-        finished = await all_or_first_error(self.finish_group(GroupProgress.of(group), batch) for group in groups)
-        return [group for group in finished if group is not None]
 
     async def finish_group(self, progress: GroupProgress, batch: BatchInProgress) -> Group | None:
         """Generate and score one group; None if its generation was stopped.
