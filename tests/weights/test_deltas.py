@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class Senders:
         store = HashStore()
         self.of_stages = [make() for _ in range(count)]
         for stage, transport in enumerate(self.of_stages):
-            transport.turns = Turns(store, stage, count)
+            transport.turns = Turns(store, stage, count) if count > 1 else None
 
     def send(
         self,
@@ -81,7 +82,7 @@ class Senders:
             transport = self.of_stages[stage]
             named = ((name, weights[name]) for name in names[stage::count])
             metrics: dict[str, float] = {}
-            with transport.turns.sync():
+            with nullcontext() if transport.turns is None else transport.turns.sync():
                 metrics = transport.send(named if wrong is None else wrong(stage, named), version=version)
             return metrics
 

@@ -44,7 +44,9 @@ def sync(stages: list[DiskTransport], parts: list[Iterator[tuple[str, Tensor]]],
     """One sync, in which each stage sends its part; the first one's metrics."""
 
     def part(stage: int) -> dict[str, float]:
-        with stages[stage].turns.sync():
+        turns = stages[stage].turns
+        assert turns is not None
+        with turns.sync():
             return stages[stage].send(parts[stage], version=version)
         raise AssertionError("an error of the other stage")
 

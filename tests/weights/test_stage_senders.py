@@ -60,10 +60,15 @@ def sender(
     return transport
 
 
+def turns_of(transport: WeightTransport) -> Turns:
+    assert transport.turns is not None
+    return transport.turns
+
+
 def sync(transport: WeightTransport, named: NamedTensors, version: str) -> str | None:
     """One sync; the first sender's error."""
     try:
-        with drained(named), transport.turns.sync():
+        with drained(named), turns_of(transport).sync():
             transport.send(named, version=version)
     except WeightSyncError as error:
         return str(error)
@@ -101,7 +106,7 @@ def test_each_stage_sends_its_own_and_the_engine_computes_as_with_one_sender(
             if several is None:
                 drain(gathered(models, start))
             else:
-                with several.turns.sync():
+                with turns_of(several).sync():
                     metrics = several.send(gathered(models, start), version=f"stages-{seed}")
             dist.barrier()
             if index == 0:
@@ -318,7 +323,7 @@ def test_an_engine_that_dies_in_the_middle_is_named_and_the_others_get_the_repea
         named = gathered(models, start)
         urls: list[str] = []
         began = time.monotonic()
-        with nullcontext() if index else pytest.raises(WeightSyncError) as caught, transport.turns.sync():
+        with nullcontext() if index else pytest.raises(WeightSyncError) as caught, turns_of(transport).sync():
             transport.send(kills(named) if index else named, version="partial")
         if caught is not None:
             urls = caught.value.urls

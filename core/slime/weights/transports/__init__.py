@@ -9,6 +9,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ class WeightSender:
         self._config, self._model, self._run_dir = config, model, run_dir
         self.gathered_bytes = min(GATHERED_BYTES, max(1, config.sync.update_weight_buffer_size // 8))
         self._transport: WeightTransport | None = None
-        #: once the ranks have met
+        #: of each of several senders
         self._turns: Turns | None = None
         self._beside: RanksBeside | None = None
         #: the engines that it sends to, and how often some were started again
@@ -84,10 +85,9 @@ class WeightSender:
         They are iterated to their end whatever fails: other ranks take part in gathering them. If there are ranks
         beside the engines, in their `sync`. Arguments and result as of `sync_weights`.
         """
-        if self._turns is None:
-            several = self._config.megatron.get("pipeline_model_parallel_size", 1) > 1
-            self._turns = Turns.of_pipeline() if several else Turns.alone()
-        with drained(weights), self._turns.sync():
+        if self._turns is None and self._config.megatron.get("pipeline_model_parallel_size", 1) > 1:
+            self._turns = Turns.of_pipeline()
+        with drained(weights), nullcontext() if self._turns is None else self._turns.sync():
             transport = self._transport_to(engine_urls, keys, receive, tp_size=tp_size, restarts=restarts)
             named = weights if self._quantised is None else self._quantised.tensors(weights)
             return transport.send(named, version=version)
@@ -164,7 +164,7 @@ def create_transport(
         on_gpu: Whether the weights are on a GPU.
         repeated: Whether a failed sync is repeated.
         quantised: How the engines hold it, if not as it is; the tensors that are sent are then its.
-        turns: The turns of this sender, if each pipeline stage has one.
+        turns: If each pipeline stage sends its own tensors, the turns of this stage's sender.
         beside: The ranks beside the engines, if those are on several nodes and memory is shared.
         receive: With --disk-delta, brings the copy of an engine to a version.
     """
@@ -179,7 +179,7 @@ def create_transport(
         "repeated": repeated,
         "keep_kv": options.inflight_kv == "keep",
         "models": "all" if model.predicts else "target",
-        "turns": turns or Turns.alone(),
+        "turns": turns,
     }
     bucket_bytes = options.update_weight_buffer_size
     match options.update_weight_transport:

@@ -87,7 +87,7 @@ class DeltaTransport(DiskTransport):
 
     def close(self) -> None:
         """Remove the versions, and what the next would be compared with."""
-        for name in [] if self._newest is None or self.turns.stage else self._newest.chain:
+        for name in [] if self._newest is None or self.stage else self._newest.chain:
             shutil.rmtree(self.folder / name, ignore_errors=True)
         self._newest = None
 
@@ -107,7 +107,7 @@ class DeltaTransport(DiskTransport):
         report: dict[str, Any]
         if base is None:
             newest = _Newest()  # the other's space is free now
-            parts = write_part(work, named, self.source_folder, self.model, writer=self.turns.stage, see=newest.add)
+            parts = write_part(work, named, self.source_folder, self.model, writer=self.stage, see=newest.add)
             newest.describe({tensor: held for file in parts for tensor, held in read_header(work / file).items()})
             report = {"written": parts}
         else:
@@ -138,7 +138,7 @@ class DeltaTransport(DiskTransport):
         It has the places of the pieces that changed; how many numbers changed, and of how many.
         """
         numbers = changed = 0
-        files = DeltaFiles(work, self.turns.stage)
+        files = DeltaFiles(work, self.stage)
         saved = saved_tensors(self.folder / version, named, self.source_folder, self.model, newest.tensors)
         with ThreadPoolExecutor(_THREADS) as pool:
             for tensor, value in saved:

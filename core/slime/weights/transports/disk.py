@@ -49,13 +49,17 @@ class DiskTransport(WeightTransport):
         began = time.monotonic()
         deadline = began + self.timeout_s
         with self._saving(), appearing(self.folder / name) as work:
-            self.turns.begin_together(deadline, {"work": str(work), "name": name, "base": base})
-            own = self._write_part(work, named, name, base)
+            if self.turns is not None:
+                self.turns.begin_together(deadline, {"work": str(work), "name": name, "base": base})
+            reports = [self._write_part(work, named, name, base)]
             self._shares[0] = self._sent, time.monotonic() - began
-            self._complete(work, name, base, [own, *self._taken(self.turns.others(deadline))])
+            if self.turns is not None:
+                reports += self._taken(self.turns.others(deadline))
+            self._complete(work, name, base, reports)
 
     def _send_part(self, fleet: Fleet, named: NamedTensors, version: str) -> tuple[float, Any]:  # noqa: ARG002
         """See `WeightTransport._send_part`."""
+        assert self.turns is not None
         _, told = self.turns.wait(fleet.deadline)
         began = time.monotonic()
         with self._saving():
@@ -86,7 +90,7 @@ class DiskTransport(WeightTransport):
             name: Name of the version.
             base: Name of the version that a delta builds on; None: the version is whole.
         """
-        return {"written": write_part(work, named, self.source_folder, self.model, writer=self.turns.stage)}
+        return {"written": write_part(work, named, self.source_folder, self.model, writer=self.stage)}
 
     def _complete(self, work: Path, name: str, base: str | None, reports: Sequence[Any]) -> None:  # noqa: ARG002
         """Of the first sender, with the reports of all: write what belongs to the whole version."""

@@ -51,8 +51,10 @@ class DistributedTransport(WeightTransport):
         """See `WeightTransport._send_part`."""
         buckets = self._flattened(named)
         bucket = next(buckets, None)  # while others send
-        number = self.turns.stage  # only the first sender has call 0
-        fleet.deadline, _ = self.turns.wait(fleet.deadline)
+        number = 0
+        if self.turns is not None:
+            number = self.turns.stage  # only the first sender has call 0
+            fleet.deadline, _ = self.turns.wait(fleet.deadline)
         try:
             group = self._joined(fleet)
             started = time.monotonic()

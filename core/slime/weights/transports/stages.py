@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 from slime.config.weight_options import LAST_WORDS_S
@@ -35,7 +35,6 @@ class Turns:
 
     Attributes:
         stage: The sender's pipeline stage.
-        stages: Number of stages, each of which has a sender.
     """
 
     def __init__(self, store: Store, stage: int, stages: int) -> None:
@@ -45,17 +44,12 @@ class Turns:
             stage: The pipeline stage of this sender.
             stages: Number of stages.
         """
-        self._store, self.stage, self.stages = store, stage, stages
+        self._store, self.stage, self._stages = store, stage, stages
         self._sync = 0
         #: of the first: the stages that it has let begin in this sync
         self._begun: set[int] = set()
         #: keys of what this one has told in the last sync
         self._told: list[str] = []
-
-    @classmethod
-    def alone(cls) -> Self:
-        """Those of the only sender, which waits for nobody."""
-        return cls(HashStore(), 0, 1)
 
     @classmethod
     def of_pipeline(cls) -> Self:
@@ -128,7 +122,7 @@ class Turns:
             WeightSyncError: One has failed, or has not sent in time.
         """
         reports = {}
-        for stage in range(1, self.stages):
+        for stage in range(1, self._stages):
             if stage not in self._begun:
                 self._begin(stage, deadline)
             reports[stage] = self._read((f"report {stage}",), stage, deadline)
@@ -136,7 +130,7 @@ class Turns:
 
     def begin_together(self, deadline: float, told: Any = None) -> None:
         """Of the first sender: let all others send at once, and tell them something; raises as `others`."""
-        for stage in range(1, self.stages):
+        for stage in range(1, self._stages):
             self._begin(stage, deadline, told)
 
     def _begin(self, stage: int, deadline: float, told: Any = None) -> None:

@@ -75,9 +75,10 @@ class TensorTransport(WeightTransport):
         limit = self.bucket_bytes if self.on_gpu else min(max(1, self.bucket_bytes // 2), _BLOCK_BYTES)
         buckets = sync_buckets(named, limit, self.joined)
         bucket = next(buckets, None)  # while others send
-        fleet.deadline, _ = self.turns.wait(fleet.deadline)
+        if self.turns is not None:
+            fleet.deadline, _ = self.turns.wait(fleet.deadline)
         started, loading = time.monotonic(), None
-        number = self.turns.stage  # only the first sender has call 0
+        number = self.stage  # only the first sender has call 0
         while bucket is not None:
             if self.on_gpu and loading is not None:  # one bucket of GPU memory at a time
                 loading.wait(fleet.deadline)

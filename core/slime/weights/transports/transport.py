@@ -183,7 +183,7 @@ class WeightTransport(ABC):
         models: The engines' models that are updated from memory. From disk all are.
         repeated: Whether a failed sync is repeated. The engines are paused until then: a part of their weights may be
             new, and no token may come from such a mixture.
-        turns: The turns of this sender.
+        turns: If there are several senders, the turns of this one.
     """
 
     engines: Sequence[EngineControl]
@@ -193,7 +193,7 @@ class WeightTransport(ABC):
     keep_kv: bool = False
     models: UpdatedModels = "target"
     repeated: bool = False
-    turns: Turns = field(default_factory=Turns.alone)
+    turns: Turns | None = None
     #: bytes of the tensors that this sender has been given in this sync
     _sent: int = field(default=0, init=False)
     #: of this sync, on the first sender: stage -> bytes and seconds
@@ -218,13 +218,18 @@ class WeightTransport(ABC):
         self._sent = 0
         counted = self._counted(named)
         observed = counted if self.check is None else self.check.observe(counted)
-        if self.turns.stage > 0:
+        if self.stage > 0:
             self._send_stage(observed, version)
             return {}
         self._shares.clear()
         self._update(observed, version)
         total = float(sum(size for size, _ in self._shares.values()))
-        return {"synced_bytes": total, **(stage_metrics(self._shares) if self.turns.stages > 1 else {})}
+        return {"synced_bytes": total, **({} if self.turns is None else stage_metrics(self._shares))}
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of this sender; that of the only one is 0."""
+        return 0 if self.turns is None else self.turns.stage
 
     def _counted(self, named: NamedTensors) -> NamedTensors:
         for name, tensor in named:
@@ -233,6 +238,7 @@ class WeightTransport(ABC):
 
     def _send_stage(self, named: NamedTensors, version: str) -> None:
         """The part of a sender other than the first."""
+        assert self.turns is not None
         with closing(Fleet(self.engines, self.timeout_s)) as fleet:
             seconds, report = self._send_part(fleet, named, version)
         observed = None if self.check is None else self.check.report()
@@ -252,11 +258,12 @@ class WeightTransport(ABC):
         Here from memory, one sender after the other or, if `_at_once`, all at the same time.
         """
         with self._paused(session=True) as fleet:
-            if self._at_once:
+            if self.turns is not None and self._at_once:
                 self.turns.begin_together(fleet.deadline)
             seconds, _ = self._send_part(fleet, named, version)
             self._shares[0] = self._sent, seconds
-            self._taken(self.turns.others(fleet.deadline))
+            if self.turns is not None:
+                self._taken(self.turns.others(fleet.deadline))
 
     @property
     def _at_once(self) -> bool:
