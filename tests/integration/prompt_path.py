@@ -21,9 +21,11 @@ WATCHERS = (
     "cli/",
     "platform.py",
     "errors/",
+    "registry/load.py",  # in a step, it calls observers
     "kit/processes/",
     "rollout/stall.py",
     "run/token_log.py",
+    "run/checkpoint/",
     "train/token_record.py",
     "engine/process.py",
     "engine/server.py",

@@ -177,6 +177,11 @@ class Architecture:
         assert self.predicting is not None
         return replace(self, rules=(*self.rules, *self.predicting.rules), predicts=True)
 
+    @cached_property
+    def by_megatron(self) -> Mapping[str, Rule]:
+        """The rules by the names of Megatron's parameters."""
+        return {rule.megatron: rule for rule in self.rules}
+
     @property
     def copies(self) -> Mapping[str, str]:
         """Tensors that an export repeats if the folder that the run started with has them: name -> trained tensor."""

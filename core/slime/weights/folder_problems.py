@@ -34,7 +34,7 @@ def folder_problems(
         CheckpointError: A file cannot be read.
     """
     expected, optional = expected_shapes(model, backbone=backbone), set[str]()
-    tied = all(rule.megatron != OUTPUT_LAYER for rule in model.rules)
+    tied = OUTPUT_LAYER not in model.by_megatron
     if backbone:
         optional = {HF_OUTPUT_LAYER, SCORE}
     elif tied:
@@ -45,7 +45,7 @@ def folder_problems(
             f" {'; '.join(names)}"
         )
     if tied and not backbone:
-        [embedding] = (name for rule in model.rules if rule.megatron == EMBEDDING for name in rule.hf)
+        [embedding] = model.by_megatron[EMBEDDING].hf
         if (problem := tied_problem(stored, embedding, HF_OUTPUT_LAYER, everything=everything)) is not None:
             yield f"{where}: {problem}"
     if shapes := wrong_shapes(stored, expected):

@@ -58,8 +58,7 @@ def _fill(
 
     for problem in folder_problems(str(source.folder), source.stored, model, source.block, backbone=backbone):
         raise CheckpointError(f"{problem}.")
-    rules = {rule.megatron: rule for rule in model.rules}
-    chosen = {name: rule_of(name, rules) for name in local}
+    chosen = {name: rule_of(name, model.by_megatron) for name in local}
     if source.block is not None and torch.distributed.get_rank() == 0:
         logger.info("%s holds fp8 weights: dequantised as they are read, trained and exported as others", source.folder)
     dense = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()

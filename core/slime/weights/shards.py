@@ -301,7 +301,7 @@ def named_hf_tensors(
         bucket_bytes: Bytes of full tensors gathered at a time; about two buckets are held at once.
         by_stage: Leave the tensors of each pipeline stage on the stage's first rank: see `is_first_of_stage`.
     """
-    rules = {rule.megatron: rule for rule in architecture.rules}
+    rules = architecture.by_megatron
     local = local_parameters(models, predicting=architecture.predicts)
     if OUTPUT_LAYER not in rules:
         local.pop(OUTPUT_LAYER, None)  # a copy of the tied embedding

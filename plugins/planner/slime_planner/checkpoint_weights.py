@@ -93,7 +93,7 @@ class CheckpointWeights:
         """Every tensor of the model in the checkpoint must be one of the rules': else weights would be left out."""
         used = Counter(key for key, _ in self._places.values())
         stacked = {key: tuple(self._saved[key].size)[: len(index)] for key, index in self._places.values()}
-        tied = OUTPUT_LAYER not in {rule.megatron for rule in model.rules}
+        tied = OUTPUT_LAYER not in model.by_megatron
         unknown = [name for name in self._saved if name not in used and not (tied and name == OUTPUT_LAYER)]
         unknown += [key for key, lengths in stacked.items() if torch.Size(lengths).numel() != used[key]]
         if unknown:
