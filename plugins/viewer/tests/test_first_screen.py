@@ -16,6 +16,7 @@ from plugins.viewer.tests.conftest import Serve, Served
 from plugins.viewer.tests.in_a_browser import MARKS, expect
 from plugins.viewer.tests.making import GROUPS, SAMPLES, add_step, make_run
 from plugins.viewer.tests.test_verdict import killed
+from tests.support.waiting import wait_until
 
 from slime.observe.metrics import MetricsWriter
 from slime_viewer.report import write_report_page
@@ -91,7 +92,7 @@ def test_a_drag_across_a_poll_zooms_to_what_was_under_the_pointer(page: Any, liv
         live.goes_on(page)
     page.mouse.move(right, y, steps=3)
     page.mouse.up()
-    page.wait_for_function("location.hash.includes('x=')")
+    expect(page).to_have_url(re.compile("x="))
     low, high = (float(part) for part in re.search(r"x=([\d.]+)_([\d.]+)", page.url).groups())
     first, last = 0.25 * (STEPS - 1), 0.75 * (STEPS - 1)
     assert abs(low - first) < 0.2 and abs(high - last) < 0.2, "of the 12 steps that were there when it began"
@@ -105,14 +106,15 @@ def test_zoom_and_looks_are_in_the_address_and_stay_there(page: Any, serve: Serv
     scales = "uPlot.sync('steps').plots.map(plot => [plot.scales.x.min, plot.scales.x.max].join())"
     assert set(page.evaluate(scales)) == {"2,6"}
     page.keyboard.press("3")
-    page.wait_for_function("location.hash.includes('compare')")
+    expect(page).to_have_url(re.compile("compare"))
     page.wait_for_selector(".u-over")
     page.wait_for_timeout(500)
     assert set(page.evaluate(scales)) == {f"0,{STEPS - 1}"}, "a zoom of one page is none of another's"
     page.keyboard.press("b")
-    page.wait_for_function("location.hash.includes('x=2_6')")
+    expect(page).to_have_url(re.compile("x=2_6"))
     page.get_by_label("x axis").select_option("samples")
-    page.wait_for_function("location.hash.includes('by=samples') && !location.hash.includes('x=')")
+    expect(page).to_have_url(re.compile("by=samples"))
+    expect(page).not_to_have_url(re.compile("x="))
     page.wait_for_timeout(300)
     assert set(page.evaluate(scales)) == {f"12,{12 * STEPS}"}
     expect(page.locator(".quiet")).to_contain_text("learning rate 2.00e-4")
@@ -136,7 +138,7 @@ def test_the_chosen_row_of_a_live_table_stays_the_sample_that_enter_opens(page: 
     assert chosen.inner_text() == before, "the same sample, further down"
     key = re.search(r"at=([^&]+)", page.url)
     page.keyboard.press("Enter")
-    page.wait_for_function("location.hash.includes('/group/')")
+    expect(page).to_have_url(re.compile("/group/"))
     assert key is not None and key[1] in page.url
     page.keyboard.press("b")
     page.wait_for_selector(".samples tbody tr.one")
@@ -161,7 +163,7 @@ def test_the_first_screen_has_state_numbers_curve_and_answers(page: Any, live: L
     says.get_by_role("button", name="rollout 12").click()
     expect(says).to_contain_text("rollout 12, the newest")
     page.mouse.click(*middle(page))
-    page.wait_for_function("location.hash.includes('/samples/')")
+    expect(page).to_have_url(re.compile("/samples/"))
     expect(page.locator("#filter")).to_have_value(re.compile(r"kind:train step=[67]"))
 
 
@@ -220,9 +222,9 @@ def test_a_sweep_is_named_by_what_differs_and_its_seeds_are_a_band(page: Any, se
     drawn = "uPlot.sync('steps').plots.map(plot => plot.bands.length)"
     assert page.evaluate(drawn)[0] == 2
     page.keyboard.press("s")
-    page.wait_for_function("location.hash.includes('seeds=0')")
+    expect(page).to_have_url(re.compile("seeds=0"))
     expect(page.locator(".setname")).to_have_count(0)
-    page.wait_for_function(f"{drawn}[0] == 0")
+    wait_until(lambda: page.evaluate(drawn)[0] == 0)
     colours = "uPlot.sync('steps').plots[0].series.slice(1).map(one => one.stroke()).filter((_, i) => i % 2)"
     assert len(set(page.evaluate(colours))) == 4, "one colour a run"
     drawn = "uPlot.sync('steps').plots[0].series.filter(one => one.letter).map(one => [one.letter, `${one.dash}`])"
