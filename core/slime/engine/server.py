@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -204,6 +204,7 @@ class EngineServer(SupervisedProcess):
         super().__init__(f"the engine at {self.url}", spec.log_path)
         self.control = EngineControl(self.url, spec.keys, tp_size=spec.tp_size)
         self._scratch: Scratch | None = None
+        self._looked_at = -math.inf
 
     def launch(self) -> Child:
         """Start the process."""
@@ -226,21 +227,6 @@ class EngineServer(SupervisedProcess):
         arguments = [self.spec.device, *arguments]
         return launch_child("engine", arguments, secret=keys, env=environment, log_path=self.log_path)
 
-    def wait_ready(self, timeout_s: float, watch: Callable[[], None] | None = None) -> None:
-        """Return once it answers requests: see `SupervisedProcess.wait_ready`."""
-        looked_at = -math.inf
-
-        def look() -> None:
-            nonlocal looked_at
-            if time.monotonic() - looked_at > _LOOK_S:
-                looked_at = time.monotonic()
-                self._find_shared_memory()
-            if watch is not None:
-                watch()
-
-        super().wait_ready(timeout_s, look)
-        self._find_shared_memory()
-
     def copy_folder(self) -> Path:
         """A folder on this node for a copy of the weights, which goes with the server.
 
@@ -262,11 +248,15 @@ class EngineServer(SupervisedProcess):
             self._scratch.remember(_shared_memory_files(self.pid))
 
     def is_ready(self) -> bool:
-        """Whether it answers requests."""
+        """Whether it answers requests. Its files are looked for until it does: it may be killed before."""
+        if time.monotonic() - self._looked_at > _LOOK_S:
+            self._looked_at = time.monotonic()
+            self._find_shared_memory()
         try:
             self.control.health(timeout_s=2.0)
         except SlimeError:
             return False
+        self._find_shared_memory()
         return True
 
     def stop(self, grace_s: float | None = None) -> None:
