@@ -240,7 +240,7 @@ def test_a_packer_that_fails_is_named_and_the_next_version_is_whole(model_folder
     for number, (wrong, told) in enumerate(
         (
             (first_alone, "sender of pipeline stage 1 failed: saving failed: no memory left"),
-            (loses_one, "sender of pipeline stage 1 failed: saving failed: .* was not written: .*missing [[][a-z]"),
+            (loses_one, r"sender of pipeline stage 1 failed: saving failed: .* was not written: .*missing \[[a-z]"),
             (twice, "sender of pipeline stage 1 failed: saving failed: .* has another shape or type"),
         )
     ):
