@@ -14,6 +14,7 @@ from slime.config.options import ClusterOptions
 from slime.run import colocation
 from slime.run.colocation import AFTER_SENDING, BEFORE_SENDING, TO_TRAINER, ColocatedRun
 from slime.run.placement import Placement, engines_on_ranks
+from slime.run.supervise.watch import RunWatch
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ class Turns(ColocatedRun):
         self.observer: Any = SimpleNamespace(step_finished=lambda _, metrics: self.reported.append(metrics))
         self._retention: Any = SimpleNamespace(step_finished=lambda *_: None)
         self._token_log: Any = SimpleNamespace(finish=lambda: None)
+        self._watch = RunWatch(20.0)
 
     def _send_weights(self) -> None:
         self._trainer.begin("weights sent", doing="").wait()

@@ -18,8 +18,11 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from slime.config import RunConfig
 from slime.errors import ClusterError, DeadlineError, EngineError, ProcessDiedError, SlimeError
+from slime.registry.plugin_set import load_plugins
 from slime.run import ray_session
+from slime.run.run import Run
 from slime.run.supervise import traces
 from slime.run.supervise import watch as module
 from slime.run.supervise.host_watch import WatchedProcess
@@ -284,3 +287,13 @@ def test_a_watch_that_ends_alone_is_started_again(watch: RunWatch, node: FakeNod
     node.alive = False
     with pytest.raises(ClusterError, match=r"^node 10\.0\.0\.2 has ended"):
         look(watch, node, 1)
+
+
+def test_a_step_looks_at_the_processes_even_if_none_of_its_waits_is_long_enough_to(tmp_path: Path) -> None:
+    config = RunConfig()
+    run: Any = Run(config, tmp_path, load_plugins(config.plugins), SimpleNamespace())  # type: ignore[arg-type]
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    run._watch.add(WatchedProcess("Ray's control service", "ray", ended.pid))
+    with pytest.raises(ClusterError, match=r"^Ray's control service .* has ended"):
+        run.start_step(0)
