@@ -25,7 +25,7 @@ WATCHERS = (
     "kit/processes/",
     "rollout/stall.py",
     "run/token_log.py",
-    "run/checkpoint/",
+    "run/checkpoint/retention.py",  # in a step, it is told the metrics
     "train/token_record.py",
     "engine/process.py",
     "engine/server.py",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -290,8 +290,8 @@ def test_a_watch_that_ends_alone_is_started_again(watch: RunWatch, node: FakeNod
 
 
 def test_a_step_looks_at_the_processes_even_if_none_of_its_waits_is_long_enough_to(tmp_path: Path) -> None:
-    config = RunConfig()
-    run: Any = Run(config, tmp_path, load_plugins(config.plugins), SimpleNamespace())  # type: ignore[arg-type]
+    config, observer = RunConfig(), cast("Any", SimpleNamespace())  # nothing is observed
+    run: Any = Run(config, tmp_path, load_plugins(config.plugins), observer)
     ended = subprocess.Popen(["true"])
     ended.wait()
     run._watch.add(WatchedProcess("Ray's control service", "ray", ended.pid))

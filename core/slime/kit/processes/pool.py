@@ -53,7 +53,7 @@ BAD_STARTS = 3
 
 
 class CallFailedError(SlimeError):
-    """A call got no answer; if no subclass says otherwise, its worker's process ended."""
+    """A call got no answer: its worker's process ended, unless a subclass says otherwise."""
 
 
 class CallRaisedError(CallFailedError):
