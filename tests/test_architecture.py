@@ -90,12 +90,12 @@ SHOPS: dict[str, frozenset[str]] = {
         {
             "config",
             "config.assemble",
+            "config.demand",
             "config.run_file",
             "cli.arguments",
             "cli.output",
             "cli.run_folders",
             "cli.train",
-            "run.placement",
             "run.ray_session",
         }
     ),

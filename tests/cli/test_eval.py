@@ -59,6 +59,15 @@ def test_a_dry_run_prints_what_would_be_evaluated(slime: Slime, words: list[str]
     assert not Path("outputs").exists()
 
 
+def test_engines_of_a_colocated_run_need_their_gpus_although_nothing_trains(
+    refused: Refused, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("preflight", "preflight_machine"):
+        monkeypatch.setattr(f"slime.cli.{module}.nvidia_devices", lambda: 1)
+    words = [*words[: words.index("--device")], *split("--device cuda --colocate --rollout-num-gpus 2")]
+    assert "the run needs 2 GPUs (2 engines x 1), and this machine has 1" in refused(*words)
+
+
 def test_a_model_folder_is_evaluated_without_training_options(
     slime: Slime, words: list[str], loop: Loop, described_model: Path
 ) -> None:

@@ -79,7 +79,7 @@ def test_more_gpus_than_available_are_refused_with_the_numbers(
     for module in ("preflight", "preflight_machine"):
         monkeypatch.setattr(f"slime.cli.{module}.nvidia_devices", lambda: 2)
     words = ("--device", "cuda", "--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2")
-    assert "the run needs 4 GPUs (2 training ranks + 2 for engines), and this machine has 2" in refused(*words)
+    assert "the run needs 4 GPUs (2 training ranks + 2 engines x 1), and this machine has 2" in refused(*words)
 
 
 def test_a_ray_cluster_may_provide_the_gpus(dry_run: Slime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_a_run_on_gpus_is_planned_where_there_is_none(
     for module in ("preflight", "preflight_machine"):
         monkeypatch.setattr(f"slime.cli.{module}.nvidia_devices", lambda: present)
     words = ("--device", "cuda", "--actor-num-gpus-per-node", "2", "--rollout-num-gpus", "2", "--bf16")
-    lacking = f"the run needs 4 GPUs (2 training ranks + 2 for engines), and {there}"
+    lacking = f"the run needs 4 GPUs (2 training ranks + 2 engines x 1), and {there}"
     assert lacking in refused_start(*words)
     if present:  # too few are no plan of another machine's
         assert lacking in refused(*words)

@@ -9,10 +9,11 @@ import pytest
 import ray
 
 from slime.config import RunConfig
+from slime.config.demand import Demand, sizes
 from slime.config.options import ClusterOptions
 from slime.errors import ClusterError, ConfigError, DeadlineError
 from slime.run import placement
-from slime.run.placement import Demand, place, sizes
+from slime.run.placement import place
 
 
 def demand(engines: int, per_engine: int, ranks: int = 0, *, shares: bool = False) -> Demand:

@@ -140,17 +140,14 @@ def _processes(checked: Preflight) -> Iterator[str]:
 
 
 def _devices(checked: Preflight) -> str:
-    config = checked.config
-    kind = "GPUs" if config.on_gpu else "CPUs"
+    config, demand = checked.config, checked.demand
     if not config.on_gpu and config.cluster.ray_address is None:
         return "cpu: every rank and engine is a process of this machine"
-    engines = config.own_engines * config.cluster.rollout_num_gpus_per_engine if checked.with_engines else 0
     where = "this machine" if config.cluster.ray_address is None else f"the cluster {config.cluster.ray_address}"
-    if engines and not config.on_gpu:
-        return f"{max(config.world_size, engines)} CPUs of {where}, shared by training and engines"
-    if engines and config.cluster.colocate:
-        return f"{config.world_size} GPUs of {where}, on {engines} of which training and engines take turns"
-    return f"{config.world_size + engines} {kind} of {where}: {config.world_size} for training + {engines} for engines"
+    devices = f"{demand.devices} {demand.resource}s of {where}"
+    if demand.shares and demand.engines:
+        return f"{devices}, on {demand.of_engines} of which training and engines take turns"
+    return f"{devices}: {demand.ranks} for training + {demand.of_engines} for engines"
 
 
 def _network(checked: Preflight) -> Iterator[str]:

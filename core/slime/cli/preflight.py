@@ -46,6 +46,7 @@ from slime.compat.generate_source import text_note
 from slime.config import RunConfig, config_problems
 from slime.config.assemble import stop_on
 from slime.config.defaults import usual_transport
+from slime.config.demand import Demand
 from slime.config.eval_sets import eval_sets
 from slime.config.run_config import SECTION_OF, nvidia_devices
 from slime.errors import SlimeError
@@ -80,6 +81,7 @@ class Preflight:
     #: what the run would need to start and is not here, of a run that is only planned
     unchecked: list[str]
     with_engines: bool  #: whether the run starts engines
+    demand: Demand
     with_critic: bool  #: whether it trains a critic
 
     @property
@@ -163,6 +165,8 @@ def preflight(
         problems += external_problems(config)
     elif with_engines and not problems:
         problems += engine_option_problems(config, None if model is None else models, trains=trains)
+    ranks, num_engines = config.world_size if trains else 0, config.num_engines if with_engines else 0
+    demand = Demand.of(config, ranks=ranks, num_engines=num_engines)
     with _collected(problems):
         platform_of(config.device)
     with _collected(problems):
@@ -172,7 +176,7 @@ def preflight(
                 f" with --resume {run_dir}"
             )
         lacking = problems if nvidia_devices() else absent
-        lacking += device_problems(config, with_engines=with_engines, trains=trains)
+        lacking += device_problems(config, demand)
         problems += machine_problems(config, run_dir, with_engines=with_engines)
     checkpoint, skipped = _check_checkpoints(config, run_dir, checked.plugins, model, problems, unevaluated=unevaluated)
     stop_on(problems)
@@ -186,7 +190,7 @@ def preflight(
         *length_notes(config, model),
         *(end_notes(model.folder) if with_engines else ()),
         *_engine_notes(config, with_engines=with_engines),
-        *machine_notes(config, with_engines=with_engines, trains=trains),
+        *machine_notes(config, demand),
     ]
     return Preflight(
         config,
@@ -201,6 +205,7 @@ def preflight(
         unevaluated,
         unchecked,
         with_engines,
+        demand,
         checked.with_critic,
     )
 

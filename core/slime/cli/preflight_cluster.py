@@ -6,8 +6,8 @@ A run finds out when it has joined the cluster: see `slime.run.placement`.
 from __future__ import annotations
 
 from slime.cli.preflight import Preflight
+from slime.config.demand import sizes
 from slime.errors import one_line
-from slime.run.placement import Demand, sizes
 from slime.run.ray_session import devices_at
 
 
@@ -17,10 +17,7 @@ def cluster_notes(checked: Preflight) -> list[str]:
     Raises:
         ConfigError: It has too few devices, or no node or group of nodes with room for an engine.
     """
-    config = checked.config
-    address = str(config.cluster.ray_address)
-    engines = config.num_engines if checked.with_engines else 0
-    demand = Demand.of(config, ranks=config.world_size, num_engines=engines)
+    address, demand = str(checked.config.cluster.ray_address), checked.demand
     try:
         nodes = devices_at(address, demand.resource)
     except Exception as error:  # noqa: BLE001 - Ray raises anything

@@ -8,24 +8,19 @@ from pathlib import Path
 
 from slime.cli.run_folders import unwritable
 from slime.config import RunConfig
+from slime.config.demand import Demand
 from slime.config.run_config import nvidia_devices
 from slime.engine.ports import require_free_port
 from slime.errors import SlimeError
 
 
-def device_problems(config: RunConfig, *, with_engines: bool, trains: bool) -> Iterator[str]:
+def device_problems(config: RunConfig, demand: Demand) -> Iterator[str]:
     """GPUs that the machine lacks, unless a cluster provides them."""
-    if config.on_gpu and config.cluster.ray_address is None:
-        present = nvidia_devices()
-        ranks = config.world_size if trains else 0
-        own = with_engines and not config.cluster.colocate
-        engines = config.own_engines * config.cluster.rollout_num_gpus_per_engine if own else 0
-        if ranks + engines > present:
-            yield (
-                f"the run needs {ranks + engines} GPUs ({ranks} training ranks + {engines} for engines), and this"
-                f" machine has {present}. Lower --actor-num-gpus-per-node or --rollout-num-gpus, or join a cluster with"
-                " --ray-address"
-            )
+    if config.on_gpu and config.cluster.ray_address is None and demand.devices > (present := nvidia_devices()):
+        yield (
+            f"the run needs {demand.devices} GPUs ({demand}), and this machine has {present}. Lower"
+            " --actor-num-gpus-per-node or --rollout-num-gpus, or join a cluster with --ray-address"
+        )
 
 
 def machine_problems(config: RunConfig, run_dir: Path, *, with_engines: bool) -> Iterator[str]:
@@ -52,7 +47,7 @@ def _port_problems(config: RunConfig) -> Iterator[str]:
             yield str(error)
 
 
-def machine_notes(config: RunConfig, *, with_engines: bool, trains: bool) -> Iterator[str]:
+def machine_notes(config: RunConfig, demand: Demand) -> Iterator[str]:
     """A folder that another machine writes, and more processes that compute at the same time than cores."""
     if config.cluster.ray_address is not None and config.checkpoint.save_hf is not None:
         yield (
@@ -61,8 +56,7 @@ def machine_notes(config: RunConfig, *, with_engines: bool, trains: bool) -> Ite
         )
     if config.on_gpu or config.cluster.ray_address is not None:
         return
-    ranks, engines = config.world_size if trains else 0, config.own_engines if with_engines else 0
-    kinds = [(ranks, "training ranks"), (engines, "engines")]
+    kinds = [(demand.ranks, "training ranks"), (demand.engines, "engines")]
     cores = len(os.sched_getaffinity(0))
     # Without --async, training ranks and engines take turns.
     for together in [kinds] if config.rollout.async_mode else [[kind] for kind in kinds]:

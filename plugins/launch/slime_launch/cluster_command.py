@@ -19,6 +19,7 @@ from slime.cli.arguments import Arguments
 from slime.cli.output import write
 from slime.config import RunConfig, config_problems, read_config, resolve
 from slime.config.assemble import stop_on
+from slime.config.demand import Demand
 from slime.config.run_file import with_absolute_paths
 from slime.errors import ConfigError, DiskFullError, one_line, writing
 from slime.shops import import_shop
@@ -137,7 +138,6 @@ def _ask(stated: Namespace, config: RunConfig) -> Checked:
     """What the nodes of the cluster answer, and what is wrong."""
     import ray
 
-    from slime.run.placement import Demand
     from slime.run.ray_session import ray_session
 
     output = Path(config.run.output_dir)

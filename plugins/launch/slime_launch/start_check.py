@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from slime.config import RunConfig
+from slime.config.demand import Demand
 from slime.config.run_file import with_absolute_paths
 from slime.errors import ClusterError, ConfigError
 from slime_launch.ask_nodes import Asked, canary, inputs, name_of
@@ -31,8 +32,6 @@ def check_nodes(config: RunConfig, run_dir: Path) -> None:
         ConfigError: One that it needs is not right.
     """
     import ray
-
-    from slime.run.placement import Demand
 
     demand = Demand.of(config, ranks=config.world_size, num_engines=config.num_engines if config.trains_policy else 0)
     here = ray.get_runtime_context().get_node_id()
