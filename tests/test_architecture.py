@@ -37,7 +37,7 @@ KERNEL: dict[str, frozenset[str]] = {
     "observe": _CONFIGURED,
     "engine": _ENGINES,
     "weights": _ENGINES | {"engine"},
-    "rollout": _CONFIGURED | {"observe", "engine", "kit.readers", "kit.processes"},
+    "rollout": _CONFIGURED | {"observe", "engine", "kit.readers", "kit.processes", "kit.context_length"},
     "train": _ENGINES | {"engine", "weights", "rollout"},
     "run": _ENGINES | {"engine", "weights", "train", "rollout", "loop"},
     "loop": frozenset(),

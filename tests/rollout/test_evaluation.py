@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from tests.support.prompt_files import Letters, write_rows
 
 from slime.config import RunConfig
 from slime.config.eval_options import EvalOptions
 from slime.config.eval_sets import EvalSetSettings, eval_sets
-from slime.errors import SlimeError
-from slime.rollout.evaluation import attempts_of, set_metrics
+from slime.config.weight_options import CheckpointOptions
+from slime.errors import DataError, SlimeError
+from slime.rollout.evaluation import attempts_of, load_prompts, set_metrics
 from slime.types import Sample, Status
 
 
@@ -95,3 +100,13 @@ def test_parts_of_rewards_are_averaged_by_name() -> None:
     made = sample(Status.COMPLETED)
     made.reward = {"score": 1.0, "format": 0.25}
     assert metrics_of([[made]], settings())["eval/sums/reward/format"] == 0.25
+
+
+def test_a_prompt_and_a_response_must_fit_the_models_context(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 32}')
+    path = write_rows(tmp_path, "jsonl", [{"prompt": "x" * 25, "label": ""}])
+    config = RunConfig(checkpoint=CheckpointOptions(hf_checkpoint=str(tmp_path)))
+    fits = replace(settings(), path=str(path), max_response_len=7)
+    assert [len(sample.tokens) for sample in load_prompts(fits, config, Letters())] == [25]
+    with pytest.raises(DataError, match="25 tokens"):
+        load_prompts(replace(fits, max_response_len=8), config, Letters())

@@ -270,7 +270,7 @@ def _check_data(
     generator = plugins.used.get("generator")
     sets = []
     with _collected(problems):
-        for one in prompt_sets(config, with_engines=plugins.with_engines):
+        for one in prompt_sets(config):
             own = plugins.used.get(f"generator[eval.{one.name}]") if one.evaluation else None
             asked = own or generator
             sets.append(one if asked is None else replace(one, form=one.form.showing(asked.prompt_tools(config))))

@@ -14,6 +14,7 @@ from slime.cli.preflight_model import ModelFacts
 from slime.config import RunConfig
 from slime.config.eval_sets import eval_sets
 from slime.errors import ConfigError, DataError, did_you_mean
+from slime.kit.context_length import response_tokens
 from slime.kit.readers.call_arguments import called
 from slime.kit.readers.feed.work import BlocksJob, Job, RowsJob, Work
 from slime.kit.readers.opening import open_reader
@@ -99,16 +100,15 @@ class PromptSet:
     rest_checked: str = "when the run begins"  #: when the rows outside the sample are checked
 
 
-def prompt_sets(config: RunConfig, *, with_engines: bool) -> Iterator[PromptSet]:
+def prompt_sets(config: RunConfig) -> Iterator[PromptSet]:
     """The prompt files that the configuration names."""
-    # Without engines, responses come from the data, and their length is unknown.
     data = config.data
     if data.prompt_data:
         yield PromptSet(
             "training",
             data.prompt_data,
             Columns(data.input_key, data.label_key, data.metadata_key, data.tool_key),
-            config.rollout.rollout_max_response_len if with_engines else 1,
+            response_tokens(config),
             config.rollout.rollout_max_prompt_len,
             PromptFormat(data.apply_chat_template, data.apply_chat_template_kwargs),
             max_bad_rows=data.max_bad_rows if data.bad_rows == "skip" else None,
@@ -120,7 +120,7 @@ def prompt_sets(config: RunConfig, *, with_engines: bool) -> Iterator[PromptSet]
             one.name,
             [one.path],
             Columns(one.input_key, one.label_key, one.metadata_key, data.tool_key),
-            one.max_response_len if with_engines else 1,
+            one.max_response_len,
             one.max_prompt_len,
             PromptFormat(one.apply_chat_template, data.apply_chat_template_kwargs),
             evaluation=True,

@@ -10,19 +10,30 @@ import orjson
 if TYPE_CHECKING:
     from slime.config import RunConfig
 
-__all__ = ["context_tokens", "longest_training_prompt"]
+__all__ = ["context_tokens", "longest_prompt", "longest_training_prompt", "response_tokens"]
 
 
 def longest_training_prompt(config: RunConfig) -> int | None:
-    """The most tokens a training prompt may have; None if there is no limit.
+    """The most tokens a training prompt may have; None if there is no limit."""
+    return longest_prompt(config, config.rollout.rollout_max_prompt_len, response_tokens(config))
 
-    Sampled responses need room in the context; supervised answers are part of the data.
+
+def response_tokens(config: RunConfig) -> int:
+    """Tokens that are kept free for a response in training: one if answers come from the data."""
+    return config.rollout.rollout_max_response_len if config.trains_policy else 1
+
+
+def longest_prompt(config: RunConfig, stated: int | None, response: int) -> int | None:
+    """The most tokens a prompt may have; None if there is no limit.
+
+    Args:
+        config: The run's configuration, which limits the context.
+        stated: The limit of an option for these prompts, if there is one.
+        response: Tokens that a response may have.
     """
-    supervised = not config.trains_policy
-    rollout = config.rollout
     context = context_tokens(config)
-    room = None if context is None else context - (1 if supervised else rollout.rollout_max_response_len)
-    return min((limit for limit in (rollout.rollout_max_prompt_len, room) if limit is not None), default=None)
+    room = None if context is None else context - response
+    return min((limit for limit in (stated, room) if limit is not None), default=None)
 
 
 def context_tokens(config: RunConfig) -> int | None:

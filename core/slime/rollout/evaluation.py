@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.config.eval_sets import EvalSetSettings
 from slime.errors import SlimeError
+from slime.kit.context_length import longest_prompt
 from slime.kit.readers.feed.feed import FeedOptions, PromptDataset
 from slime.kit.readers.rows import Columns
 from slime.kit.readers.tokenize import PromptFormat
@@ -68,12 +69,10 @@ def load_prompts(
     settings: EvalSetSettings, config: RunConfig, tokenizer: Any, tools: Sequence[Mapping[str, Any]] = ()
 ) -> list[Sample]:
     """The tokenized prompts of a set, with the `tools` of its generator. Raises `DataError` with file and line."""
-    context = config.rollout.rollout_max_context_len
-    limits = [settings.max_prompt_len, None if context is None else context - settings.max_response_len]
     options = FeedOptions(
         Columns(settings.input_key, settings.label_key, settings.metadata_key, config.data.tool_key),
         PromptFormat(settings.apply_chat_template, config.data.apply_chat_template_kwargs).showing(tools),
-        max_tokens=min((limit for limit in limits if limit is not None), default=None),
+        max_tokens=longest_prompt(config, settings.max_prompt_len, settings.max_response_len),
     )
     with closing(PromptDataset(settings.path, options=options, tokenizer=tokenizer)) as dataset:
         rows = dataset.rows(len(dataset))
