@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -324,6 +325,28 @@ def test_old_versions_go_once_a_whole_one_is_loaded_and_a_late_engine_needs_no_o
     assert kept == [[True], [True, False], [True, False, False]] * 2 + [[True], [True, False]]
     assert_holds(first.model, weights)
     assert_holds(late.model, weights)
+
+
+def test_what_the_version_before_held_is_freed_before_a_whole_one_is_written(
+    model_folder: Folders, tmp_path: Path
+) -> None:
+    folder, copy = model_folder("qwen3", seed=1), LocalCopy(tmp_path / "copy")
+    weights = weights_of(folder)
+    transport = sender(
+        folder, tmp_path / "v", ["http://127.0.0.1:1"], lambda _, at, name, __: copy.bring_to(at, name), full_every=1
+    )
+    transport.send(iter(weights.items()), version="1")
+    assert transport._newest is not None
+    before = weakref.ref(transport._newest)
+    kept = []
+
+    def given() -> Iterator[tuple[str, Tensor]]:
+        for one in weights.items():
+            kept.append(before() is not None)
+            yield one
+
+    transport.send(given(), version="2")
+    assert kept == [False] * len(weights)
 
 
 def test_a_delta_that_does_not_follow_is_refused_with_both_versions(model_folder: Folders, tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ class DeltaTransport(DiskTransport):
         return metrics | {"synced_bytes": float(self._bytes), "perf/sync/changed_share": self._changed}
 
     def _update(self, named: NamedTensors, version: str) -> None:
-        newest = self._newest
-        base = None if newest is None or len(newest.chain) >= self.full_every else newest.chain[-1]
+        chain = [] if self._newest is None else self._newest.chain
+        base = chain[-1] if 0 < len(chain) < self.full_every else None
         name = f"version-{self._number:06}-{secrets.token_hex(4)}"  # which no version of another run has
         try:
             self._write(named, name, base)
