@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from slime.observe.samples import write_eval, write_rollout
 from slime.types import Group, Sample, Status
@@ -101,3 +102,9 @@ def test_a_line_has_the_conversation_and_the_metrics_of_the_generator(tmp_path: 
     assert (row["trained_tokens"], row["metrics"]) == (2, {"tools/search/calls": 1.0})
     assert row["messages"] == [{"role": "assistant", "content": "look"}]
     assert "other" not in row
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").touch()
+    with pytest.raises(FileExistsError, match=f"'{tmp_path}/rollouts'$"):
+        write_eval(tmp_path, 3, "aime", [])

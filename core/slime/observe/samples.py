@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,8 @@ def whole(path: Path) -> Iterator[Path]:
             yield partial
             os.replace(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it may not be there, and the body's error says why
+            partial.unlink()
         raise
 
 
