@@ -59,7 +59,6 @@ def alone(case: Case, hidden: int) -> None:
     for name, function in changed.items():
         setattr(dist, name, function)
     parallel._store = lambda *_: FakeStore()  # type: ignore[assignment]  # of no address
-    parallel._ranks_on_this_machine = lambda: case.ranks
     # What a stage would be told of its neighbours' tensors: all micro-batches are full.
     shape = [SAMPLES_AT_ONCE * (case.tokens // SAMPLES_AT_ONCE - 1), 1, hidden]
     P2PCommunicator._communicate_shapes = lambda *_: (shape, shape)
