@@ -124,10 +124,10 @@ def test_sglang_is_asked_about_all_that_engines_get(
         return subprocess.CompletedProcess(words, 0, stdout="[]\n")
 
     monkeypatch.setattr("subprocess.run", run)
-    words = ["--async", "--inflight-kv", "keep", "--sglang-attention-backend", "torch_native", "--dry-run"]
-    ended = slime("train", *base_words, *words)
+    words = ["--async", "--inflight-kv", "keep", "--check-weight-update-equal"]
+    ended = slime("train", *base_words, *words, "--sglang-attention-backend", "torch_native", "--dry-run")
     assert ended.code == 0, ended.err
-    assert "--disable-radix-cache" in asked[-1]
+    assert {"--disable-radix-cache", "--disable-shared-experts-fusion"} <= {*asked[-1]}
 
 
 def test_files_that_engines_of_a_cluster_read_are_noted(

@@ -72,11 +72,6 @@ def test_engines_are_told_to_look_for_garbage_seldom() -> None:
     assert value_of("--gc-threshold", server_arguments(spec(extra_args=["--gc-threshold", "700", "10"]), 1)) == ["700"]
 
 
-def test_an_alias_counts_as_set() -> None:
-    arguments = server_arguments(spec(tp_size=2, extra_args=["--tensor-parallel-size", "2"]), 1)
-    assert "--tp-size" not in arguments
-
-
 def test_a_gpu_engine_keeps_sglangs_own_defaults() -> None:
     arguments = server_arguments(spec(device="cuda"), 1)
     cpu_only = {

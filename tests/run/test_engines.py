@@ -62,7 +62,7 @@ def test_engines_on_one_node_share_an_import_also_in_a_cluster(
     config = RunConfig(cluster=cluster, checkpoint=CheckpointOptions(hf_checkpoint="model"))
     watch: Any = SimpleNamespace(enlist=lambda _: None)
     made = Engines(config, tmp_path, watch, models=None)  # type: ignore[arg-type]
-    made.__dict__["_options"] = []  # else it would read the model
+    made.__dict__["_model_arguments"] = []  # else it would read the model
     built: list[Any] = []
     made._workers = SimpleNamespace(  # type: ignore[assignment]  # no processes
         start=lambda *_, **__: None, build=lambda _, servers, **__: built.extend(servers)

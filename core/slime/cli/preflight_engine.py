@@ -26,7 +26,7 @@ from slime.cli.preflight_model import missing_parts
 from slime.config import RunConfig
 from slime.config.flags import Flag
 from slime.config.run_config import nvidia_devices
-from slime.config.sglang_options import engine_options, sglang_flags
+from slime.config.sglang_options import sglang_flags
 from slime.engine.server import EngineSpec, server_arguments, server_environment
 from slime.errors import ConfigError, did_you_mean, one_line
 from slime.platform import platform_of
@@ -169,14 +169,7 @@ def _asked(config: RunConfig, models: Models | None, options: Mapping[str, Any])
     """The problems that a child process finds with these options, and with all of them together."""
     folder = Path(str(config.checkpoint.hf_checkpoint))
     model = [] if models is None else model_arguments(config.sync, models, folder)
-    spec = EngineSpec(
-        model_path=str(config.checkpoint.hf_checkpoint),
-        log_path=Path(os.devnull),
-        tp_size=config.cluster.rollout_num_gpus_per_engine,
-        device=config.device,
-        deterministic=config.run.deterministic,
-        extra_args=[*engine_options(config), *model],
-    )
+    spec = EngineSpec.of(config, model, Path(os.devnull))
     # What SGLang makes of its options depends on the machine and the model's files: for engines elsewhere, and in the
     # plan of a run whose model is not here yet, only their words are checked.
     here = config.cluster.ray_address is None and (not config.on_gpu or nvidia_devices() > 0)

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from slime.config import RunConfig
+from slime.config.sglang_options import engine_options
 from slime.engine.control import EngineControl, EngineKeys
 from slime.engine.launch import prepare, serve_forked
 from slime.engine.ports import LOOPBACK, ReservedPort, http_url, on_interface_of
@@ -48,14 +50,10 @@ _DETERMINISTIC_ENVIRONMENT = {
     "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR": "1.0",
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": str(2**30),
 }
-_ALIASES = {
-    "--tp-size": ("--tensor-parallel-size", "--tp"),
-    "--random-seed": ("--seed",),
-}
 #: where torch looks for the other ranks, instead of an address
 _MEETING_POINT = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
-#: options with which SGLang needs addresses: several groups of ranks
-_MEET_BY_ADDRESS = ("--dp-size", "--data-parallel-size", "--dp")
+#: an option with which SGLang needs addresses: several groups of ranks
+_MEET_BY_ADDRESS = "--dp-size"
 #: of the temporary folders of engines, and of the lists of their files
 _PREFIX = "slime-engine-"
 #: where the lists are, one path per line. Like the files of SGLang in them, and unlike TMPDIR, which may belong to one
@@ -123,6 +121,21 @@ class EngineSpec:
     devices: Sequence[str] = ()
     fork_server: Path | None = None
     keys: EngineKeys | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig, model_arguments: Sequence[str], log_path: Path) -> EngineSpec:
+        """What a run's configuration says of each of its engines; `model_arguments` are those that its model adds."""
+        return cls(
+            model_path=str(config.checkpoint.hf_checkpoint),
+            log_path=log_path,
+            tp_size=config.cluster.rollout_num_gpus_per_engine,
+            device=config.device,
+            extra_args=[*engine_options(config), *model_arguments],
+            routed_experts=config.rollout.use_rollout_routing_replay,
+            compared=config.sync.check_weight_update_equal,
+            deterministic=config.run.deterministic,
+            releases_memory=config.cluster.colocate and config.cluster.offload_rollout,
+        )
 
 
 def engine_fork_server(spec: EngineSpec, log_path: Path) -> ForkServer:
@@ -211,7 +224,7 @@ class EngineServer(SupervisedProcess):
         arguments = server_arguments(self.spec, self.port)
         environment = server_environment(self.spec)
         self._scratch = Scratch()
-        if self.spec.part is None and not any(_is_set(flag, self.spec.extra_args) for flag in _MEET_BY_ADDRESS):
+        if self.spec.part is None and not _is_set(_MEET_BY_ADDRESS, self.spec.extra_args):
             # The ranks of this engine meet in a file of this user. SGLang's default, a TCP store, listens on every
             # interface and lets anybody write to it.
             environment[_MEETING_POINT] = f"file://{self._scratch.path}/ranks"
@@ -348,5 +361,4 @@ def _defaults(spec: EngineSpec) -> dict[str, str | None]:
 
 
 def _is_set(flag: str, arguments: Sequence[str]) -> bool:
-    names = (flag, *_ALIASES.get(flag, ()))
-    return any(a in names or a.startswith(tuple(f"{n}=" for n in names)) for a in arguments)
+    return any(word == flag or word.startswith(f"{flag}=") for word in arguments)

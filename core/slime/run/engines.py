@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from slime.config import RunConfig
-from slime.config.sglang_options import engine_options
 from slime.config.threads import engine_threads
 from slime.engine.control import EngineKeys
 from slime.engine.external import ExternalEngine, external_engine_args, external_keys
@@ -220,28 +219,20 @@ class Engines:
         return number // self._nodes, spec, self._reachable, self._config.cluster.startup_timeout_s
 
     @cached_property
-    def _options(self) -> list[str]:
-        folder = Path(str(self._config.checkpoint.hf_checkpoint))
-        return [*engine_options(self._config), *model_arguments(self._config.sync, self._models, folder)]
+    def _model_arguments(self) -> list[str]:
+        return model_arguments(self._config.sync, self._models, Path(str(self._config.checkpoint.hf_checkpoint)))
 
     def _spec(self, number: int) -> EngineSpec:
         """Of a server."""
         base = self._config.cluster.engine_port
         index, node = divmod(number, self._nodes)
-        return EngineSpec(
-            model_path=str(self._config.checkpoint.hf_checkpoint),
+        log_path = self._log_dir / (f"engine-{index}-node-{node}.log" if node else f"engine-{index}.log")
+        return replace(
+            EngineSpec.of(self._config, self._model_arguments, log_path),
             port=0 if base is None else base + index,
-            tp_size=self.tp_size,
             part=self._part(index, node) if self._nodes > 1 else None,
-            device=self._config.device,
             threads=engine_threads(self._config),
-            log_path=self._log_dir / (f"engine-{index}-node-{node}.log" if node else f"engine-{index}.log"),
-            extra_args=self._options,
             random_seed=self._config.data.rollout_seed + index,
-            routed_experts=self._config.rollout.use_rollout_routing_replay,
-            compared=self._config.sync.check_weight_update_equal,
-            deterministic=self._config.run.deterministic,
-            releases_memory=self._config.cluster.colocate and self._config.cluster.offload_rollout,
             devices=self._devices[number] if self._devices else (),
             fork_server=None if self._fork_server is None else self._fork_server.address,
             keys=self.keys,
