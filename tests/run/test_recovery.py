@@ -129,6 +129,9 @@ class Watch:
     def explain(self, *, engines: bool) -> SlimeError | None:
         return self.engine if engines and self.engine is not None else self.rank
 
+    def stacks(self, error: DeadlineError) -> str:
+        return f"\nwhere they were: {error}"
+
     def __call__(self) -> None:
         for check in self.checks:
             check()
@@ -385,6 +388,21 @@ def test_the_death_of_a_rank_explains_every_error(tolerant: bool) -> None:
     with pytest.raises(ProcessDiedError, match="rank 1"):
         bench.recovery.blame_first_cause(CheckpointError("the state could not be written: connection closed by peer"))
     assert bench.told.lost == ["the run: trainer rank 1 (pid 7) died"]
+
+
+def test_a_stopped_rank_explains_a_deadline_that_names_it_or_another() -> None:
+    for late in ("trainer rank 1", "trainer rank 10"):
+        bench = Bench()
+        bench.watch.rank = ProcessDiedError("trainer rank 1 (pid 7 on host) is stopped (SIGSTOP).")
+        with pytest.raises(ProcessDiedError, match="is stopped") as caught:
+            bench.recovery.blame_first_cause(DeadlineError(f"training: no answer after 9 s: {late} (log: a.log)."))
+        assert late in caught.value.__notes__[0]
+
+
+def test_what_the_watch_has_raised_is_not_raised_from_itself() -> None:
+    bench = Bench(tolerant=False)
+    bench.watch.engine = EngineError("engine 1's scheduler (pid 7 on host) has not moved for 31 s.")
+    bench.recovery.blame_first_cause(EngineError("engine 1's scheduler (pid 7 on host) has not moved for 30 s."))
 
 
 def test_the_restart_of_an_engine_does_not_hide_the_error_of_a_plugin() -> None:

@@ -358,7 +358,8 @@ class Recovery:
         else:
             engines = self.may_be_of_engine(error)
             cause = self._watch.explain(engines=engines) or (self._dead_engine() if engines else None)
-        if cause is None or str(cause).splitlines()[0].partition(" (pid")[0] in str(error):
+        # Up to its machine, the cause names one process. An error that names it too is what the watch raised.
+        if cause is None or str(cause).splitlines()[0].partition(" on ")[0] in str(error):
             self._observer.ending(error)
             if stacks:
                 error.add_note(f"When the deadline passed:{stacks}")
