@@ -103,8 +103,9 @@ def sync_ways(config: RunConfig, model: PlannedModel, cluster: Cluster, rates: R
             ),
         ]
     if config.cluster.colocate:
-        # Of several nodes, the stages hand every rank a copy in turn, and it gives that to the engine's rank beside it.
-        arrived = sum(gathers) + calls + (0.0 if one_node else sum(sends))
+        # Of one node, the stages gather and send at once. Of several, they hand every rank a copy in turn, and it gives
+        # that to the engine's rank beside it.
+        arrived = calls + (max(gathers) if one_node else sum(gathers) + sum(sends))
         ways.insert(0, SyncWay("tensor", sent, arrived + sent / link, "through memory of each node"))
     largest = max(stage.sent for stage in stages)
     # All stages gather and write at once, and are assumed to reach together what all readers do.

@@ -80,6 +80,9 @@ def test_engines_beside_the_ranks_get_copies_within_their_node() -> None:
     run = config("--actor-num-nodes", "1", "--actor-num-gpus-per-node", "2", "--colocate")
     # Between devices: to the rank that sends, and once more to the engines.
     assert seconds(run, model(), replace(NODES, nodes=1))["tensor"] == pytest.approx(2 * 449.6)
+    run = config(*"--actor-num-nodes 1 --actor-num-gpus-per-node 2 --colocate --pipeline-model-parallel-size 2".split())
+    # Each of two stages sends what it holds, at once.
+    assert seconds(run, model(), replace(NODES, nodes=1))["tensor"] == pytest.approx(224.8 + 449.6)
 
 
 def test_a_run_on_cpus_says_how_much_is_sent() -> None:
