@@ -2,7 +2,7 @@
 
     python benchmarks/bench_in_flight.py [--samples 10000] [--tokens 512] [--prompt 512] [--over 1.25]
 
-`RolloutManager`, its ledger, the single-turn generator and the HTTP client are real; every sample has a separate
+`RolloutProcess`, its ledger, the single-turn generator and the HTTP client are real; every sample has a separate
 request and connection. The engine is a stub in another process that answers only once all requests have arrived, so
 that at one point everything is in flight. With `--over`, this many times the batch is started, and the unanswered
 requests are aborted.

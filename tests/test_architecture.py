@@ -189,6 +189,12 @@ SHARED_CLASS_NAMES = {
     "RewardModel": "the protocol of rewards, and the reward that asks a model",
 }
 
+#: classes of libraries that comments name, and one of an example
+FOREIGN_CLASS_NAMES = frozenset(
+    {"AsyncRequest", "PeftModel", "RotaryEmbedding", "RouterReplay", "Fp8Config", "Fp8LinearMethod", "Fp8MoEMethod"}
+    | {"MyReward"}
+)
+
 MAX_LINES = 500
 
 
@@ -372,6 +378,29 @@ def test_a_class_name_means_one_thing() -> None:
                 places.setdefault(node.name, set()).add(relative(path))
     shared = {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED_CLASS_NAMES}
     assert shared == {}, "rename one, or say in SHARED_CLASS_NAMES why both have the name"
+
+
+def test_classes_in_backticks_exist() -> None:
+    """A class that docstrings and comments still name when it is gone stands nowhere without backticks."""
+    code = [path for path in SOURCES if relative(path).startswith(("core/", "plugins/", "benchmarks/", "examples/"))]
+    texts = {relative(path): path.read_text(encoding="utf-8") for path in code}
+    known = FOREIGN_CLASS_NAMES.union(*map(words_outside_backticks, texts.values()))
+    assert [f"{path}: {name}" for path, text in texts.items() for name in classes_told(text) if name not in known] == []
+
+
+def words_outside_backticks(text: str) -> list[str]:
+    return re.findall(r"\b[A-Z]\w+", re.sub(r"`[^`\n]+`", "", text))
+
+
+def classes_told(text: str) -> list[str]:
+    """Names of several words in backticks, also with their module before them or a member behind."""
+    return re.findall(r"`(?:\w+\.)*([A-Z][a-z0-9]+[A-Z][a-z]\w*)", text)
+
+
+def test_the_search_for_class_names_reads_backticks() -> None:
+    text = "`GoneAway`, `gone.AwayToo.ever()`, SeenHere, `Gone`, `VmRSS`"
+    assert classes_told(text) == ["GoneAway", "AwayToo"]
+    assert words_outside_backticks(text) == ["SeenHere"]
 
 
 def test_benchmarks_and_examples_import_existing_names() -> None:
