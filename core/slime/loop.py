@@ -1,6 +1,7 @@
 """The loops. Read top to bottom: this page is what slime does.
 
-Each step is a method of `slime.run.run.Run`. What researchers vary comes from plugins; this page names none of them.
+Each step is a method of `slime.run.run.Run`, or with `--colocate` of `slime.run.colocation.ColocatedRun`. What
+researchers vary comes from plugins; this page names none of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def train_synchronously(run: Run) -> None:
         run.start_step(number)
         rollout = run.generate(number)  # data source -> generator -> engines -> reward -> batch
         metrics = run.train(rollout)  # log-probs -> estimator -> objective -> optimizer
-        run.sync_weights()  # trainer -> engines, version + 1
+        run.sync_weights()  # trainer -> engines, version + 1; colocated engines get it when they next generate
         run.finish_step(rollout, metrics)
         run.stop_if_preempted(number + 1)
         if evaluation_due(run, number + 1):

@@ -119,12 +119,14 @@ def test_the_rollout_process_knows_a_version_before_samples_of_it_can_be_finishe
     assert events[:3] == (["announced", "known", "sent"] if generating else ["announced", "sent", "known"])
 
 
-def test_weights_that_are_sent_later_are_known_at_once(tmp_path: Path) -> None:
+def test_newer_weights_for_restarted_engines_are_known_before_they_are_sent(tmp_path: Path) -> None:
     run, events = run_without_processes(tmp_path), list[str]()
     announced = SimpleNamespace(wait=lambda: events.append("known"))
     run._rollout = SimpleNamespace(begin=lambda *_, **__: events.append("announced") or announced)
-    run._name_weights()  # as a colocated run does, and one whose engines were restarted
-    assert events == ["announced", "known"]
+    run._trainer = SimpleNamespace(begin=lambda *_, **__: SimpleNamespace(wait=lambda: [events.append("sent") or {}]))
+    run._trained_at, run._rollouts_trained = {0: 0}, 1
+    run._catch_up(evaluating=False)
+    assert events == ["announced", "known", "sent"]
 
 
 def test_a_rollout_process_that_does_not_get_a_version_ends_the_run(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class ColocatedRun(Run):
     def sync_weights(self) -> None:
         """Name the trainer's weights as the next version. The engines get them with their turn."""
         if self._shares:
-            self._name_weights()
+            self._name_weights().wait()
 
     def _save(self, saver: Saver, rollouts_done: int) -> None:
         self._give_to_trainer()

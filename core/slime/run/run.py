@@ -80,7 +80,7 @@ class Run:
         if not plugins.find("generator", config.generator_name).spec.needs_engine:
             self._roles.discard("engines")
         self._placement: Placement | None = None
-        #: for each engine, the training rank on the device of each of its ranks, if they share memory of several nodes
+        #: `_beside[engine][its rank]`: the trainer's rank on the same device, if they share memory of several nodes
         self._beside: Sequence[Sequence[int]] = ()
         self._watch = watch = RunWatch(config.cluster.hang_timeout_s)
         self._engines = Engines(config, run_dir, watch, Models(plugins, config, run_dir))
@@ -227,7 +227,7 @@ class Run:
         # sends these weights again, as the same version.
         synced = checkpoint.trained_at.get(checkpoint.weight_version) == checkpoint.rollouts_done
         self._weight_version = checkpoint.weight_version - synced
-        self._add_versions(checkpoint.trained_at)
+        self._announce(checkpoint.trained_at).wait()
         self.first_rollout = self._rollouts_trained = checkpoint.rollouts_done
         self.observer.resumed(checkpoint.path, checkpoint.rollouts_done)
         self._retention.resumed(checkpoint.rollouts_done, self._run_dir)
@@ -334,14 +334,15 @@ class Run:
                 for pending in self._generating.values():
                     self._wait_rollout(pending, "generating")
         with timed(self._seconds, "time/sync_weights"):
-            # If samples are being generated, the engines may finish some with the new weights at once.
-            announcement = self._name_weights(wait=bool(self._generating))
+            announcement = self._name_weights()
+            if self._generating:  # the engines may finish some samples with the new weights at once
+                announcement.wait()
             self._send_weights()
             announcement.wait()
 
-    def _name_weights(self, *, wait: bool = True) -> PendingCall[None]:
+    def _name_weights(self) -> PendingCall[None]:
         self._weight_version += 1
-        return self._add_versions({self._weight_version: self._rollouts_trained}, wait=wait)
+        return self._announce({self._weight_version: self._rollouts_trained})
 
     def _send_weights(self) -> None:
         def send(urls: list[str], restarts: int) -> list[dict[str, float]]:
@@ -378,17 +379,14 @@ class Run:
             )
         if not ((deterministic or (newer and evaluating)) and self._recovery.any_serves):
             if newer:
-                self._name_weights()
+                self._name_weights().wait()
             self._send_weights()
 
-    def _add_versions(self, trained_at: dict[int, int], *, wait: bool = True) -> PendingCall[None]:
+    def _announce(self, trained_at: dict[int, int]) -> PendingCall[None]:
         """Remember weight versions and tell the rollout process, which must know before it gets samples of them."""
         self._trained_at.update(trained_at)
         doing = "announcing weights to the rollout process"
-        announcement = self._rollout.begin(RolloutProcess.weights_added, trained_at, doing=doing)
-        if wait:
-            announcement.wait()
-        return announcement
+        return self._rollout.begin(RolloutProcess.weights_added, trained_at, doing=doing)
 
     def start_evaluation(self, number: int) -> None:
         """Begin scoring the held-out sets under the engines' current weights; one evaluation at a time."""

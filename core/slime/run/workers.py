@@ -444,6 +444,7 @@ class Workers:
             watch: Called while waiting, instead of the workers' own.
             only: The index of the processes that are called.
         """
+        # The methods of `remote_trainer.TrainerProcess` are their names, whatever mypy sees.
         method_name = method if isinstance(method, str) else method.__name__
         title = f"{self._role}.{method_name}"  # in `ps` and in Ray's dashboard
         chosen = slice(None) if only is None else self._of(only)

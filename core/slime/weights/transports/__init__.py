@@ -62,7 +62,7 @@ class WeightSender:
         """Of all ranks at once, before a sync: the ranks beside engines on several nodes, if there are any.
 
         Args:
-            beside: For each engine, the trainer's rank on the device of each of its ranks; empty if one node has all.
+            beside: `beside[engine][its rank]` is the trainer's rank on the same device; empty if one node has all.
             device: Of this rank's weights.
         """
         if beside and self._beside is None:
@@ -91,7 +91,7 @@ class WeightSender:
             transport = self._transport_to(engine_urls, keys, receive, tp_size=tp_size, restarts=restarts)
             named = weights if self._quantised is None else self._quantised.tensors(weights)
             return transport.send(named, version=version)
-        return {}  # the first sender raises the error
+        return {}  # `Turns.sync` kept this sender's error from being raised here: the first raises it for all
 
     def _transport_to(
         self,

@@ -37,7 +37,7 @@ class RanksBeside:
     def __init__(self, beside: Sequence[Sequence[int]], device: torch.device, timeout_s: float) -> None:
         """
         Args:
-            beside: For each engine, the trainer's rank on the device of each of its ranks.
+            beside: `beside[engine][its rank]` is the trainer's rank on the same device.
             device: Of this rank's weights.
             timeout_s: How long a rank waits for the others.
         """

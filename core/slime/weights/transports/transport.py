@@ -276,10 +276,11 @@ class WeightTransport(ABC):
 
     @contextmanager
     def _paused(self, *, session: bool) -> Iterator[Fleet]:
-        """Engines paused for an update by the body, which starts with `_flushes`; then they are checked and resumed.
+        """Pause the engines, let the body update them, compare checksums, and resume them.
 
-        After a failure, sessions are closed and engines resumed (see `repeated`) if they answer. The original error is
-        raised, with notes on what could not be cleaned up.
+        Each call of the body drops cached prefixes if `_flushes` says so. After a failure, sessions are closed and the
+        engines that answer are resumed, or stay paused if the sync is `repeated`. The original error is raised, with
+        notes on what could not be cleaned up.
 
         Args:
             session: Whether to open a weight update session around the body, which updates from memory need.
