@@ -55,9 +55,9 @@ class Peak:
         """Measure from what a rank's model returns until its gradient is there."""
         from slime.train import output_layer
 
-        scores_of = output_layer.PolicyModel.scores
+        scores_of = output_layer.PolicyModel.log_probs
 
-        def scores(model: Any, hidden: Any, *rest: Any, **options: Any) -> tuple[Any, ...]:
+        def log_probs(model: Any, hidden: Any, *rest: Any, **options: Any) -> tuple[Any, ...]:
             before = self._start()
 
             def done(_: Any) -> None:
@@ -66,7 +66,7 @@ class Peak:
             hidden.register_hook(done)
             return scores_of(model, hidden, *rest, **options)
 
-        output_layer.PolicyModel.scores = scores  # type: ignore[method-assign]  # only watched
+        output_layer.PolicyModel.log_probs = log_probs  # type: ignore[method-assign]  # only watched
 
     @property
     def added(self) -> int:
@@ -83,14 +83,14 @@ def use_way(way: str) -> None:
     if way in ("all rows", "response"):
         output_layer.CHUNK_ELEMENTS = 1 << 62
     if way == "all rows":
-        chosen_rows = output_layer.PolicyModel.scores
+        chosen_rows = output_layer.PolicyModel.log_probs
 
-        def scores(model: Any, hidden: Any, rows: Any, targets: Any, **options: Any) -> tuple[Any, ...]:
+        def log_probs(model: Any, hidden: Any, rows: Any, targets: Any, **options: Any) -> tuple[Any, ...]:
             every = targets.new_zeros(len(hidden)).index_put((rows,), targets)
             found = chosen_rows(model, hidden, torch.arange(len(hidden)), every, **options)
             return tuple(one[rows] for one in found)
 
-        output_layer.PolicyModel.scores = scores  # type: ignore[method-assign]  # the way this one measures
+        output_layer.PolicyModel.log_probs = log_probs  # type: ignore[method-assign]  # the way this one measures
 
 
 def measure(folder: Path, way: str, prompt: int, response: int, trained: float, vocabulary: int) -> dict[str, float]:

@@ -26,7 +26,7 @@ CAPABILITIES = (90, 100)
 #: attributed is one wait of a first pipeline stage's backward pass.
 WAITS = {
     "slime/train/step.py": ("_weighted", "_on_device"),
-    "slime/train/model.py": ("sum_over_ranks", "score"),
+    "slime/train/model.py": ("sum_over_ranks", "forward"),
     "slime/train/token_record.py": ("_marks", "collect", "<dictcomp>"),
     "slime/train/reference.py": ("_exchange",),
     "slime/train/routing.py": ("take_load", "<listcomp>"),

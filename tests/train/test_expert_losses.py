@@ -45,9 +45,9 @@ def step_with_reference(launcher: RankLauncher, config: Any, batch: TrainBatch) 
             return stock(logits, padding_mask)
 
         router.routing = routing
-    own = rank.policy.score(batch.without_routes())
+    own = rank.policy.forward(batch.without_routes())
     squares.clear()
-    replayed = rank.policy.score(batch)
+    replayed = rank.policy.forward(batch)
     z_loss = torch.cat(squares).mean().item()
     metrics = rank.train(batch)
     rank.close()

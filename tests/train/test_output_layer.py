@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slime.rollout.train_batch import TrainBatch
 from slime.train import output_layer
-from slime.train.output_layer import chunked_scores, log_probs_and_entropy
+from slime.train.output_layer import chunked_log_probs, log_probs_and_entropy
 
 VOCABULARY, HIDDEN = 48, 8
 
@@ -51,7 +51,7 @@ def results(
     weight.main_grad = torch.zeros(weight.shape)  # type: ignore[attr-defined]  # as Megatron's DDP does
     layer = Layer()
     vocabulary = {"temperature": 0.7, "vocab_size": VOCABULARY - 3, "group": None}
-    found = chunked_scores(hidden, weight, layer, targets, **vocabulary)  # type: ignore[arg-type]
+    found = chunked_log_probs(hidden, weight, layer, targets, **vocabulary)  # type: ignore[arg-type]
     ((found[0] * factors[0]).sum() + (found[1] * factors[1]).sum() * int(entropy)).backward()
     assert hidden.grad is not None and weight.grad is not None
     total = weight.main_grad + weight.grad  # type: ignore[attr-defined]  # one of them is 0
@@ -124,14 +124,14 @@ def step(launcher: RankLauncher, config: Any, batch: TrainBatch, chunk: int) -> 
     """One step: metrics, weights, log-probs of the trained tokens before, and the rows of the output layer's calls."""
     output_layer.CHUNK_ELEMENTS = chunk
     rank, calls = launcher.start(config, Centred(kl_coef=0.2)), []
-    scores = rank.policy.score(batch)
+    log_probs = rank.policy.forward(batch)
     last = rank.policy.chunks[-1]
     if last.post_process:
         last.output_layer.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
     metrics = {name: value for name, value in rank.train(batch).items() if not name.startswith("time/")}
     weights = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
     rank.close()
-    return SimpleNamespace(metrics=metrics, weights=weights, scores=scores, calls=calls)
+    return SimpleNamespace(metrics=metrics, weights=weights, log_probs=log_probs, calls=calls)
 
 
 TERMS = {"use_kl_loss": True, "kl_loss_coef": 0.3, "entropy_coef": 0.1, "kl_coef": 0.1, "max_tokens_per_gpu": 40}
@@ -160,7 +160,7 @@ def test_a_step_in_chunks_is_one_with_all_logits_at_once(layout: str, tied: bool
     found = run_ranks(step, size, config, batch, rows * 128 // (2 if "tensor" in layout else 1))
     for one, other in zip(found, whole, strict=True):
         assert one.metrics == pytest.approx(other.metrics, rel=2e-5, abs=2e-5)
-        assert (one.scores - other.scores).abs().max() < 2e-5
+        assert (one.log_probs - other.log_probs).abs().max() < 2e-5
     calls = [call for one in found for call in one.calls]
     sizes = {call for one in whole for call in one.calls}
     assert 0 in sizes and any(0 < size <= rows for size in sizes)
@@ -176,7 +176,7 @@ def test_tokens_without_loss_cost_nothing_and_have_log_prob_zero(model_folder: F
     config = make_config(model_folder("qwen3"), **TERMS)
     [found] = run_ranks(step, 1, config, batch, 1 << 26)
     mask = torch.cat([torch.from_numpy(part) for part in batch.loss_masks]) > 0
-    assert (found.scores[~mask] == 0).all() and (found.scores[mask] < 0).all()
+    assert (found.log_probs[~mask] == 0).all() and (found.log_probs[mask] < 0).all()
     # The passes of a step: log-probs of policy and reference for the KL of the reward, and training.
     assert sum(found.calls) == 3 * int(mask.sum()) < 3 * mask.numel()
 

@@ -231,7 +231,7 @@ class Policy(Part):
         assert steps >= 0
         return {}
 
-    def score(self, batch: TrainBatch) -> torch.Tensor:
+    def forward(self, batch: TrainBatch) -> torch.Tensor:
         return torch.full((len(batch.loss_masks.flat),), -1.0)
 
 
@@ -311,16 +311,16 @@ class Whole(PipelineSchedule):
     def _run(self, model: Any, micro_batch: Any) -> Any:
         return model(micro_batch.tokens)
 
-    def _schedule(self, step: Any, micro_batches: list[Any], **options: Any) -> list[Any]:
+    def _schedule(self, forward: Any, micro_batches: list[Any], **options: Any) -> list[Any]:
         assert options == {"forward_only": True, "collect_non_loss_data": True}
         batches = iter(micro_batches)
-        results = (step(batches, self._chunks[0]) for _ in micro_batches)
+        results = (forward(batches, self._chunks[0]) for _ in micro_batches)
         return [collect(output, non_loss_data=True) for output, collect in results]
 
 
-def test_scores_are_the_heads_first_vector_for_each_micro_batch() -> None:
+def test_a_forward_pass_gives_the_heads_first_vector_for_each_micro_batch() -> None:
     micro_batches: list[Any] = [SimpleNamespace(tokens=torch.tensor([n]), slots=None) for n in (1, 10)]
-    assert [part.tolist() for part in Whole().score(micro_batches)] == [[2], [20]]
+    assert [part.tolist() for part in Whole().forward(micro_batches)] == [[2], [20]]
 
 
 PARALLEL = "slime.train.schedule.parallel_state"

@@ -92,7 +92,7 @@ def replayed(launcher: RankLauncher, config: Any, batch: TrainBatch) -> Any:
     """Log-probs with the engine's choice and with the trainer's own, and how far a step moves each tensor."""
     rank = start(launcher, config, perturbed)
     with_choice = rank.log_probs(batch)
-    own = batch.loss_masks.like(rank.policy.score(batch.without_routes()).numpy())
+    own = batch.loss_masks.like(rank.policy.forward(batch.without_routes()).numpy())
     before = gather(rank.policy.chunks)
     assert rank.train(batch)["micro_batches"] > 1, "the order of backward passes would not matter"
     after = gather(rank.policy.chunks)

@@ -92,7 +92,7 @@ class Critic(Feature):
 
         V_t is the value of the state before token t: of the prompt and the response's tokens up to t - 1.
         """
-        return self.model.score(batch.without_routes())
+        return self.model.forward(batch.without_routes())
 
     def train(
         self, batch: TrainBatch, steps: Sequence[int], columns: LossColumns, seconds: dict[str, float]

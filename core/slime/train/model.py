@@ -108,7 +108,7 @@ class TrainableModel:
         self._flops = Flops.of(settings.transformer, vocab_size=settings.vocab_size)
         self._last_lr = 0.0
 
-    def score(self, batch: TrainBatch) -> Tensor:
+    def forward(self, batch: TrainBatch) -> Tensor:
         """The head's first vector for every response token, [sum of T_i] float32 on the CPU, the same on every rank.
 
         Log-probs are 0 where a token is not trained on; a critic has a value for every token. Routers take the
@@ -116,10 +116,10 @@ class TrainableModel:
         """
         self.finish_param_gather()
         micro_batches = self._micro_batches(batch, list(range(len(batch.tokens))))
-        scored = self._schedule.score(micro_batches)
+        vectors = self._schedule.forward(micro_batches)
         flat = torch.zeros(len(batch.loss_masks.flat), device=self._device)
         if counts_tokens():
-            for micro_batch, values in zip(micro_batches, scored, strict=True):
+            for micro_batch, values in zip(micro_batches, vectors, strict=True):
                 if micro_batch.counts:
                     flat[micro_batch.places] = values
         # One rank has each entry and the others have 0, so the sum is a copy.

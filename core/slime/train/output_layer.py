@@ -31,7 +31,7 @@ NEVER = -1e30
 
 
 class PolicyModel(GPTModel):  # type: ignore[misc]  # Megatron is untyped
-    """A GPTModel that ends before its output layer: it returns hidden states, from which `scores` computes."""
+    """A GPTModel that ends before its output layer: it returns hidden states, from which `log_probs` computes."""
 
     def __init__(self, *args: Any, softmax: type[Softmax] | None = None, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -46,7 +46,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]  # Megatron is untyped
         """Called by GPTModel with the decoder's output [L, 1, H], on the last stage after the final norm."""
         return hidden_states
 
-    def scores(
+    def log_probs(
         self,
         hidden: Tensor,
         rows: Tensor,
@@ -72,7 +72,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]  # Megatron is untyped
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         group = parallel_state.get_tensor_model_parallel_group()
-        return chunked_scores(
+        return chunked_log_probs(
             chosen,
             weight.detach() if constant else weight,
             self.output_layer,
@@ -95,7 +95,7 @@ def policy_head(model: PolicyModel, settings: TrainSettings, *, temperature: flo
 
     def head(hidden: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
         trained = micro_batch.trained
-        vectors = model.scores(
+        vectors = model.log_probs(
             hidden,
             micro_batch.rows if trained is None else micro_batch.rows[trained],
             micro_batch.targets if trained is None else micro_batch.targets[trained],
@@ -130,7 +130,7 @@ class _TakeRows(torch.autograd.Function):
 # --- from hidden states, a chunk of rows at a time ---------------------------------------------------
 
 
-def chunked_scores(
+def chunked_log_probs(
     hidden: Tensor,
     weight: Tensor,
     layer: Any,
@@ -162,11 +162,11 @@ def chunked_scores(
             logits, targets, temperature=temperature, vocab_size=vocab_size, group=group, softmax=softmax
         )
     rows = (softmax or Softmax).of(targets, weight.size(0), temperature, vocab_size, group, PIECE_ELEMENTS)
-    log_probs, entropy = _ChunkedScores.apply(hidden, weight, layer, rows, step)  # type: ignore[no-untyped-call]  # torch does not type it
+    log_probs, entropy = _ChunkedLogProbs.apply(hidden, weight, layer, rows, step)  # type: ignore[no-untyped-call]  # torch does not type it
     return log_probs, entropy
 
 
-class _ChunkedScores(torch.autograd.Function):
+class _ChunkedLogProbs(torch.autograd.Function):
     """The layer is called for one chunk after the other, also by the backward pass, each time with its own gradients.
 
     Each chunk's gradient of the weight is added to Megatron's sum over micro-batches, by the matrix product itself or
@@ -181,7 +181,7 @@ class _ChunkedScores(torch.autograd.Function):
         sums = torch.empty(4, hidden.size(0), dtype=torch.float32, device=hidden.device)
         for rows in _parts(hidden.size(0), step):
             softmax.add_sums(layer(hidden[rows], weight=weight)[0].squeeze(1), rows, sums)
-        log_probs, entropy, log_z = softmax.scores(sums)
+        log_probs, entropy, log_z = softmax.log_probs(sums)
         ctx.save_for_backward(hidden, weight, log_z, entropy)
         ctx.layer, ctx.softmax, ctx.step = layer, softmax, step
         ctx.set_materialize_grads(False)
@@ -255,12 +255,12 @@ class _LogProbsAndEntropy(torch.autograd.Function):
         kept: tuple[Tensor, ...]
         if softmax.keeps and logits.numel() <= softmax.piece_elements:
             sums, z, weights = softmax.piece(logits, rows)
-            log_probs, entropy, log_z = softmax.scores(sums)
+            log_probs, entropy, log_z = softmax.log_probs(sums)
             kept = z, weights, sums[0] - log_z
         else:
             sums = torch.empty(4, logits.size(0), dtype=torch.float32, device=logits.device)
             softmax.add_sums(logits, rows, sums)
-            log_probs, entropy, log_z = softmax.scores(sums)
+            log_probs, entropy, log_z = softmax.log_probs(sums)
             kept = logits, log_z
         ctx.save_for_backward(entropy, *kept)
         ctx.softmax, ctx.rows, ctx.dtype = softmax, rows, logits.dtype
@@ -320,7 +320,7 @@ class Softmax:
         return cls(local.clamp(0, columns - 1), mine, vocab_size - first, temperature, divided, piece_elements)
 
     def add_sums(self, logits: Tensor, rows: slice, sums: Tensor) -> None:
-        """Write what `scores` needs of these rows, whose logits are [r, V / tp], into `sums` [4, R].
+        """Write what `log_probs` needs of these rows, whose logits are [r, V / tp], into `sums` [4, R].
 
         Per row: maximum logit m, s = sum exp(z - m), e = sum exp(z - m) (z - m), t = z - m of the target.
         """
@@ -337,7 +337,7 @@ class Softmax:
         t = z.gather(-1, self.local[rows].unsqueeze(-1)).squeeze(-1)
         return torch.stack((m, weights.sum(-1), (weights * z).sum(-1), t)), z, weights
 
-    def scores(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def log_probs(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probs, entropy and logarithm of the partition function, each [R], from the sums of all rows."""
         m, s, e, t = sums
         if self.group is not None:

@@ -185,7 +185,7 @@ class FurtherLayers(Feature):
                 if trained is not None:
                     within &= spread(torch.ones_like(trained, dtype=torch.bool), trained, rows.numel())
                 places = within.nonzero().squeeze(1)
-                log_probs, _ = chunk.scores(
+                log_probs, _ = chunk.log_probs(
                     states,
                     rows[places] - number,
                     micro_batch.targets[places],

@@ -213,7 +213,7 @@ class MegatronRank:
         Also of those that are not trained on.
         """
         every = batch.loss_masks.like(np.ones_like(batch.loss_masks.flat))
-        return every.like(self.policy.score(dataclasses.replace(batch, loss_masks=every)).numpy())
+        return every.like(self.policy.forward(dataclasses.replace(batch, loss_masks=every)).numpy())
 
     # --- weights and state --------------------------------------------------------------------------
 
@@ -264,7 +264,8 @@ class MegatronRank:
             tp_size: Tensor-parallel size of an engine.
             version: Name of these weights, which the engines report with every token from now on.
             restarts: How often engines have been started again, so that each is connected to again.
-            beside: For each engine, the rank on the device of each of its ranks, if memory of several nodes is shared.
+            beside: `beside[engine][its rank]` is the trainer's rank on the same device; empty unless
+                memory of several nodes is shared.
             receive: With --disk-delta, brings the copy of an engine to a version.
 
         Returns:

@@ -47,10 +47,10 @@ class PipelineSchedule:
         #: the last micro-batches that were run: as many as may still be needed, by a backward pass or another chunk
         self._in_flight: deque[PackedMicroBatch] = deque(maxlen=1 if stages == 1 else 2 * stages * len(chunks))
 
-    def score(self, micro_batches: list[PackedMicroBatch]) -> list[Tensor]:
+    def forward(self, micro_batches: list[PackedMicroBatch]) -> list[Tensor]:
         """The head's first vector, [R] float32, for each micro-batch; empty except on the last stage."""
 
-        def step(batches: Iterator[PackedMicroBatch], model: Any) -> tuple[Tensor, Callable[..., Tensor]]:
+        def forward(batches: Iterator[PackedMicroBatch], model: Any) -> tuple[Tensor, Callable[..., Tensor]]:
             micro_batch = next(batches)
             output = self._run(model, micro_batch)
             return output, lambda last, non_loss_data: self._predict(last, micro_batch)[0]  # noqa: ARG005
@@ -58,8 +58,10 @@ class PipelineSchedule:
         for chunk in self._chunks:
             chunk.eval()
         with torch.no_grad():
-            scored: list[Tensor] = self._schedule(step, micro_batches, forward_only=True, collect_non_loss_data=True)
-        return scored
+            vectors: list[Tensor] = self._schedule(
+                forward, micro_batches, forward_only=True, collect_non_loss_data=True
+            )
+        return vectors
 
     def train(self, micro_batches: list[PackedMicroBatch], loss: LossFunction) -> list[Any]:
         """Accumulate the gradient of the summed losses over micro-batches and ranks, divided by nothing.
@@ -68,7 +70,7 @@ class PipelineSchedule:
             The second result of `loss` for each micro-batch; empty except on the last stage.
         """
 
-        def step(batches: Iterator[PackedMicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+        def forward(batches: Iterator[PackedMicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             micro_batch = next(batches)
             output = self._run(model, micro_batch)
 
@@ -82,7 +84,7 @@ class PipelineSchedule:
         for chunk in self._chunks:
             chunk.train()
             chunk.zero_grad_buffer()
-        results: list[Any] = self._schedule(step, micro_batches, forward_only=False)
+        results: list[Any] = self._schedule(forward, micro_batches, forward_only=False)
         return results
 
     def _run(self, model: Any, micro_batch: PackedMicroBatch) -> Any:
@@ -112,11 +114,13 @@ class PipelineSchedule:
             for part in here
         )
 
-    def _schedule(self, step: Callable[..., Any], micro_batches: list[PackedMicroBatch], **options: Any) -> list[Any]:
-        """Let Megatron call `step` for each micro-batch, then what it returned, and in training the backward pass."""
+    def _schedule(
+        self, forward: Callable[..., Any], micro_batches: list[PackedMicroBatch], **options: Any
+    ) -> list[Any]:
+        """Let Megatron call `forward` for each micro-batch, what it returned, and in training the backward pass."""
         data = [iter(micro_batches) for _ in self._chunks]
         answer: list[Any] = get_forward_backward_func()(
-            forward_step_func=step,
+            forward_step_func=forward,
             data_iterator=data if len(data) > 1 else data[0],
             model=self._chunks,
             num_microbatches=len(micro_batches),

@@ -1,6 +1,6 @@
-"""Training on a batch, on one page: score, advantages, loss, optimizer.
+"""Training on a batch, on one page: forward, advantages, loss, optimizer.
 
-score        what must be known of every token before the first step: log-probs of policy and reference, values
+forward      what must be known of every token before the first step: log-probs of policy and reference, values
 advantages   by the estimator, on every rank alike
 loss         of each token, weighted so that it does not matter how the step is divided (`slime.train.loss`)
 optimizer    one update for each step of the rollout (`TrainableModel.train`)
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from slime.train.critic import Critic
 
 
-class Scores(NamedTuple):
-    """What a model says of every response token before the rollout's first step, [sum of T_i] on the CPU."""
+class ModelOutputs(NamedTuple):
+    """What the models say of every response token before the rollout's first step, [sum of T_i] on the CPU."""
 
     old: Tensor | None  #: log-probs of the policy
     ref: Tensor | None  #: log-probs of the reference
@@ -88,8 +88,8 @@ class Learner:
         columns = self._weighted(batch)
         if self.estimator is not None and steps:
             check_finite(batch)
-            scores = self._score(batch, seconds, steps=len(policy_steps))
-            columns, of_advantages = self._advantages(batch, columns, scores, seconds)
+            outputs = self._forward(batch, seconds, steps=len(policy_steps))
+            columns, of_advantages = self._advantages(batch, columns, outputs, seconds)
             metrics |= of_advantages
         if self.critic is not None:
             if columns.returns is not None:
@@ -123,31 +123,31 @@ class Learner:
             record=None if logs == "none" else TokenRecord(len(batch.loss_masks.flat), self.device),
         )
 
-    def _score(self, batch: TrainBatch, seconds: dict[str, float], *, steps: int) -> Scores:
+    def _forward(self, batch: TrainBatch, seconds: dict[str, float], *, steps: int) -> ModelOutputs:
         """What must be known before the first of the policy's `steps`."""
         algorithm, exact = self.config.algorithm, self.config.algorithm.true_on_policy_mode
         old = ref = values = None
         # In a single step the policy does not move before its tokens are used: the training pass gives old log-probs.
         if (steps > 1 and not algorithm.use_rollout_logprobs) or kl_in_reward(algorithm, self.spec) or exact:
             with timed(seconds, "time/old_log_probs"):
-                old = self.policy.score(batch)
+                old = self.policy.forward(batch)
         if exact and old is not None:
             check_agreement(batch, old, algorithm.true_on_policy_tolerance)
         if self.reference is not None and (steps or kl_in_reward(algorithm, self.spec)):
             self.policy.finish_param_gather()  # else weights still being gathered would be exchanged
             with timed(seconds, "time/ref_log_probs"), self.reference.in_model():
                 # The engine's choice of experts is the policy's; another model has its own.
-                ref = self.policy.score(batch.without_routes())
+                ref = self.policy.forward(batch.without_routes())
         if self.critic is not None:
             with timed(seconds, "time/values"):
                 values = self.critic.values(batch)
-        return Scores(old, ref, values)
+        return ModelOutputs(old, ref, values)
 
     def _advantages(
-        self, batch: TrainBatch, columns: LossColumns, scores: Scores, seconds: dict[str, float]
+        self, batch: TrainBatch, columns: LossColumns, outputs: ModelOutputs, seconds: dict[str, float]
     ) -> tuple[LossColumns, dict[str, float]]:
         """Everything that the losses read, and metrics of the advantages."""
-        algorithm, old, ref = self.config.algorithm, scores.old, scores.ref
+        algorithm, old, ref = self.config.algorithm, outputs.old, outputs.ref
         mask = torch.tensor(batch.loss_masks.flat)
         assert self.estimator is not None
         with timed(seconds, "time/advantages"):
@@ -157,7 +157,7 @@ class Learner:
             passive = self._rollouts_seen < self.config.rollout.passive_checks
             with PULSE.inside(f"estimator {algorithm.advantage_estimator}"):
                 needs = () if self.spec is None else self.spec.columns
-                estimated = estimate(self.estimator, batch, kl, scores.values, needs=needs, passive=passive)
+                estimated = estimate(self.estimator, batch, kl, outputs.values, needs=needs, passive=passive)
             advantages = torch.cat(estimated.advantages)
             if algorithm.normalize_advantages:
                 advantages = whiten(advantages, mask)
@@ -172,7 +172,7 @@ class Learner:
         if algorithm.off_policy_sequence_delta is not None:
             required(batch, "--off-policy-sequence-delta")
         engine = None if batch.rollout_log_probs is None else torch.tensor(batch.rollout_log_probs.flat)
-        returns = None if scores.values is None or estimated.returns is None else torch.cat(estimated.returns)
+        returns = None if outputs.values is None or estimated.returns is None else torch.cat(estimated.returns)
         columns = dataclasses.replace(
             columns,
             advantages=self._on_device(advantages),
@@ -180,7 +180,7 @@ class Learner:
             old_by_engine=bool(algorithm.use_rollout_logprobs),
             ref_log_probs=self._on_device(ref),
             rollout_log_probs=self._on_device(engine),
-            values=self._on_device(scores.values),
+            values=self._on_device(outputs.values),
             returns=self._on_device(returns),
         )
         return columns, advantage_metrics(advantages, mask)

@@ -28,12 +28,12 @@ def step(launcher: RankLauncher, config: Any, batch: TrainBatch, stance: str) ->
     """One step: metrics, log-probs before, weights after, and the classes of the modules that computed."""
     torch.compiler.set_stance(stance)
     rank = launcher.start(config, Centred(kl_coef=0.2))
-    scores = rank.policy.score(batch)
+    log_probs = rank.policy.forward(batch)
     metrics = {name: value for name, value in rank.train(batch).items() if not name.startswith("time/")}
     weights = {name: tensor.clone() for name, tensor in rank.named_hf_weights()}
     modules = {type(module).__name__ for chunk in rank.policy.chunks for module in chunk.modules()}
     rank.close()
-    return SimpleNamespace(metrics=metrics, scores=scores, weights=weights, modules=modules)
+    return SimpleNamespace(metrics=metrics, log_probs=log_probs, weights=weights, modules=modules)
 
 
 def steps(folder: Any, layout: str, layers: str, stance: str = "force_eager", **megatron: Any) -> list[SimpleNamespace]:
@@ -86,7 +86,7 @@ def test_a_compiled_step_in_bfloat16_is_no_further_from_float32(model_folder: Fo
     [fused] = steps(folder, "alone", "fused", "default", bf16=True)
 
     def error(found: SimpleNamespace) -> float:
-        return float((found.scores - exact.scores).norm() / exact.scores.norm())
+        return float((found.log_probs - exact.log_probs).norm() / exact.log_probs.norm())
 
     assert 0 < error(fused) < 1.2 * error(own) < 0.02
     assert fused.metrics["grad_norm"] == pytest.approx(exact.metrics["grad_norm"], rel=0.05)
@@ -95,6 +95,6 @@ def test_a_compiled_step_in_bfloat16_is_no_further_from_float32(model_folder: Fo
 def assert_equal(one: SimpleNamespace, other: SimpleNamespace) -> None:
     """To rounding errors; Adam's first step of 0.01 takes the sign of each gradient, however small."""
     assert one.metrics == pytest.approx(other.metrics, rel=5e-5, abs=5e-5)
-    assert (one.scores - other.scores).abs().max() < 2e-5
+    assert (one.log_probs - other.log_probs).abs().max() < 2e-5
     for name, weight in other.weights.items():
         assert (one.weights[name] - weight).abs().max() < 5e-4, name

@@ -38,7 +38,7 @@ def dequantised_gap(policy: TrainableModel, batch: TrainBatch, rules: Mapping[st
         return {}
     policy.finish_param_gather()
     with with_dequantized_weights(policy.chunks, rules):
-        ours = policy.score(batch)
+        ours = policy.forward(batch)
     gap = (ours - torch.tensor(batch.rollout_log_probs.flat)).abs()[trained]
     return {"dequantized_gap_mean": float(gap.mean()), "dequantized_gap_max": float(gap.max())}
 
