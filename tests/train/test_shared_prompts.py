@@ -54,7 +54,7 @@ def test_the_tokens_of_a_prompt_are_packed_once_and_each_row_predicts_the_same_a
     shared, plain = RULE.pack(batch, [unit, PrefixGroup((0,))]), RULE.pack(batch, alone([3, 4, 5, 0]))
     assert plain.tokens.numel() - shared.tokens.numel() == 2 * (prompt - 1)
     assert shared.samples == plain.samples == (3, 4, 5, 0)
-    for name in ("targets", "sequence_ids", "places", "trained"):
+    for name in ("targets", "sequence_ids", "places", "trained_indices"):
         assert torch.equal(getattr(shared, name), getattr(plain, name)), name
     for rows in ("tokens", "positions"):
         of_shared, of_plain = getattr(shared, rows)[0, shared.rows], getattr(plain, rows)[0, plain.rows]

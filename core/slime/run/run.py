@@ -275,7 +275,7 @@ class Run:
     # --- steps of a loop --------------------------------------------------------------------------
 
     def start_step(self, number: int) -> None:
-        """Start the clock of one step, which `finish_step` reports, and its profiles; look at the run's processes."""
+        """Start clock and profiles of one rollout, with all its optimizer steps; look at the run's processes."""
         self._watch()  # in a short step every wait may end before it looks
         if self._profiles is not None:
             self._profiles.start(number, self._engines.urls)

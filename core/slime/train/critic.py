@@ -195,8 +195,8 @@ def micro_batch_value_loss(
     Args:
         clip: `--value-clip`.
         columns: Data of the whole batch.
-        micro_batch: Which of its R response tokens are here.
-        values: [R] the critic's current values, with gradient.
+        micro_batch: Which of its M response tokens are here.
+        values: [M] the critic's current values, with gradient.
     """
     if not micro_batch.counts:
         return values.sum() * 0.0, {}
@@ -233,7 +233,7 @@ def value_metrics(columns: LossColumns) -> dict[str, float]:
 
 
 def value_head(values: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
-    """The value before each response token [R_l], read from values [1, L, 1] at the rows that predict the tokens."""
+    """The value before each response token [M_l], read from values [1, L, 1] at the rows that predict the tokens."""
     return (values[0, :, 0][micro_batch.rows].float(),)
 
 

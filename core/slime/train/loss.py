@@ -1,9 +1,9 @@
 """The loss of one micro-batch, policy or supervised: its terms, its token weights and its statistics.
 
 Formulas are one function per term; every tensor argument and result is a vector over tokens. M is the number of
-response tokens of a micro-batch, which `PackedMicroBatch` calls R. Losses are per token: they are multiplied by weights
-that were fixed for the whole optimizer step before it began (`loss_weights` of the training batch) and summed, which is
-what makes gradients independent of micro-batching and of the parallel layout.
+response tokens of a micro-batch. Losses are per token: they are multiplied by weights that were fixed for the whole
+optimizer step before it began (`loss_weights` of the training batch) and summed, which is what makes gradients
+independent of micro-batching and of the parallel layout.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def clip_range(options: AlgorithmOptions, spec: EstimatorSpec | None) -> tuple[f
 
 @dataclass(frozen=True, eq=False)
 class LossColumns:
-    """What losses read of the whole batch, each [sum of T_i] float32 on the device, or None if the run has none."""
+    """What losses read of the whole batch: tensors [sum of T_i] float32 on the device, None where the run has none."""
 
     weights: Tensor
     mask: Tensor
@@ -183,9 +183,9 @@ def micro_batch_loss(
     Args:
         terms: The objective.
         columns: Data of the whole batch.
-        micro_batch: Which of its R response tokens are here.
-        log_probs: [R] under the current policy, with gradient.
-        entropy: [R] of the current policy, with gradient.
+        micro_batch: Which of its M response tokens are here.
+        log_probs: [M] under the current policy, with gradient.
+        entropy: [M] of the current policy, with gradient.
     """
     here = micro_batch.places
     if not micro_batch.counts:
@@ -218,7 +218,7 @@ def _policy_terms(
     mask: Tensor,
     entropy: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Policy loss and KL of each token [R], and their sums over trained tokens."""
+    """Policy loss and KL of each token [M], and their sums over trained tokens."""
     assert columns.advantages is not None
     options, spec = terms.options, terms.spec
     here, trained, current = micro_batch.places, mask > 0, log_probs.detach()

@@ -94,7 +94,7 @@ def policy_head(model: PolicyModel, settings: TrainSettings, *, temperature: flo
     """
 
     def head(hidden: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
-        trained = micro_batch.trained
+        trained = micro_batch.trained_indices
         vectors = model.log_probs(
             hidden,
             micro_batch.rows if trained is None else micro_batch.rows[trained],

@@ -30,7 +30,7 @@ _HYBRIDEP_CHUNK = 128
 
 @dataclass(frozen=True, eq=False)
 class PackedMicroBatch:
-    """One packed micro-batch on this rank: L local tokens; R response tokens in all, R_l of them predicted here."""
+    """One packed micro-batch on this rank: L local tokens; M response tokens in all, M_l of them predicted here."""
 
     #: indices in the batch of the samples packed here, in packing order
     samples: tuple[int, ...]
@@ -39,14 +39,14 @@ class PackedMicroBatch:
     tokens: Tensor  #: [1, L] int64
     positions: Tensor  #: [1, L] int64, within each sample
     packed: PackedSequences
-    rows: Tensor  #: [R_l] int64, local positions that predict response tokens
-    targets: Tensor  #: [R_l] int64, the tokens they predict
-    #: [R_l] int64, the index of each of them among the R; None if all are here, in order
+    rows: Tensor  #: [M_l] int64, local positions that predict response tokens
+    targets: Tensor  #: [M_l] int64, the tokens they predict
+    #: [M_l] int64, the index of each of them among the M; None if all are here, in order
     slots: Tensor | None
-    sequence_ids: Tensor  #: [R] int64, 0..len(samples)-1
-    places: Tensor  #: [R] int64, the index of each response token among all of the batch
-    #: [number of them] int64, which of the R_l tokens are trained on; None if all are
-    trained: Tensor | None = None
+    sequence_ids: Tensor  #: [M] int64, 0..len(samples)-1
+    places: Tensor  #: [M] int64, the index of each response token among all of the batch
+    #: [number of them] int64, which of the M_l tokens are trained on; None if all are
+    trained_indices: Tensor | None = None
     routed: RoutedRows = NO_ROUTES  #: for the routers of a mixture of experts
 
 
@@ -170,7 +170,7 @@ class PackingRule:
             slots=None if slots is None else self._there(slots),
             sequence_ids=self._there(torch.from_numpy(np.concatenate(sequence_ids))),
             places=self._there(torch.from_numpy(taken)),
-            trained=None if trained.all() else self._there(trained.nonzero().squeeze(1)),
+            trained_indices=None if trained.all() else self._there(trained.nonzero().squeeze(1)),
             routed=RoutedRows(share, run, self._this_part(padding), self._this_part(chosen)),
         )
 

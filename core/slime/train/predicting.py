@@ -169,7 +169,7 @@ class FurtherLayers(Feature):
         return partial(PredictingModel, predicting=self._count)
 
     def head(self, head: TokenHead, chunk: Any) -> TokenHead:
-        """The policy's vectors, and in training for each further layer the log-probs [R_l] of the response tokens.
+        """The policy's vectors, and in training for each further layer the log-probs [M_l] of the response tokens.
 
         They come from the model's own distribution, at temperature 1. The output layer gets no gradients from them.
         A response token that is not trained on has log-prob 0, and one so early that the layer has no position to
@@ -179,7 +179,7 @@ class FurtherLayers(Feature):
 
         def whole(hidden: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
             vectors = head(hidden, micro_batch)
-            rows, trained = micro_batch.rows, micro_batch.trained
+            rows, trained = micro_batch.rows, micro_batch.trained_indices
             for number, states in enumerate(chunk.take_states(), start=1):
                 within = micro_batch.positions[0, rows] >= number
                 if trained is not None:

@@ -22,11 +22,11 @@ from slime.train.settings import TrainSettings
 
 #: What is computed from the last stage's output for each response token: a policy's log-probs and entropy
 #: (`policy_head`), or a critic's value (`value_head`).
-#: (output, micro-batch) -> vectors [R_l] float32, with one entry for each response token that this context-parallel
+#: (output, micro-batch) -> vectors [M_l] float32, with one entry for each response token that this context-parallel
 #: rank predicts.
 TokenHead = Callable[[Tensor, PackedMicroBatch], tuple[Tensor, ...]]
 #: The policy's (`micro_batch_loss`) or the critic's (`micro_batch_value_loss`), given all arguments but these:
-#: (micro-batch, each vector of the head [R] with gradient) -> (loss to differentiate, anything to hand back)
+#: (micro-batch, each vector of the head [M] with gradient) -> (loss to differentiate, anything to hand back)
 LossFunction = Callable[..., tuple[Tensor, Any]]
 
 
@@ -48,7 +48,7 @@ class PipelineSchedule:
         self._in_flight: deque[PackedMicroBatch] = deque(maxlen=1 if stages == 1 else 2 * stages * len(chunks))
 
     def forward(self, micro_batches: list[PackedMicroBatch]) -> list[Tensor]:
-        """The head's first vector, [R] float32, for each micro-batch; empty except on the last stage."""
+        """The head's first vector, [M] float32, for each micro-batch; empty except on the last stage."""
 
         def forward(batches: Iterator[PackedMicroBatch], model: Any) -> tuple[Tensor, Callable[..., Tensor]]:
             micro_batch = next(batches)
@@ -104,7 +104,7 @@ class PipelineSchedule:
         )
 
     def _predict(self, last: Tensor, micro_batch: PackedMicroBatch) -> tuple[Tensor, ...]:
-        """The head's vectors [R] of all response tokens, from the last stage's output."""
+        """The head's vectors [M] of all response tokens, from the last stage's output."""
         here = self._head(last, micro_batch)
         if micro_batch.slots is None:
             return here
@@ -145,9 +145,9 @@ def connect_schedule(settings: TrainSettings, wrapped: list[Any], scale_loss: Ca
 
 
 class _GatherContext(torch.autograd.Function):
-    """[R_l] of each context-parallel rank -> [R] on all of them.
+    """[M_l] of each context-parallel rank -> [M] on all of them.
 
-    Every rank then computes the same loss of all R tokens and keeps the gradient of its own, which the sum over
+    Every rank then computes the same loss of all M tokens and keeps the gradient of its own, which the sum over
     data- and context-parallel ranks completes.
     """
 

@@ -47,10 +47,10 @@ class TokenRecord:
         """Keep columns of a micro-batch.
 
         Args:
-            micro_batch: The micro-batch of R response tokens.
-            mask: [R] above 0 where a token is trained on; others have no value.
-            columns: slime's own, [R] each.
-            own: What the estimator's objective reports of tokens, [R] each; `clip_fraction` becomes `clipped`.
+            micro_batch: The micro-batch of M response tokens.
+            mask: [M] above 0 where a token is trained on; others have no value.
+            columns: slime's own, [M] each.
+            own: What the estimator's objective reports of tokens, [M] each; `clip_fraction` becomes `clipped`.
         """
         mine = dict(columns)
         for name, values in (own or {}).items():
