@@ -23,8 +23,8 @@ from slime.plugin import Generation, PolicyClient, Reward, RewardSpec, SamplingP
 from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
 from slime.rollout.failures import Health
+from slime.rollout.ledger import PromptLedger
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import oldest_weights, rollout_metrics
 from slime.rollout.scoring import InLoopReward, Scorer, Term
 from slime.types import Group, Sample, Status

@@ -100,7 +100,7 @@ AREAS: dict[str, Area] = {
         ),
     ),
     "ledger": Area(
-        ("core/slime/rollout/prompts.py", "core/slime/rollout/collect.py", "core/slime/rollout/batch_in_progress.py"),
+        ("core/slime/rollout/ledger.py", "core/slime/rollout/collect.py", "core/slime/rollout/batch_in_progress.py"),
         (
             (
                 "tests/rollout/test_ledger.py",

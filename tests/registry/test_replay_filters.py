@@ -15,7 +15,7 @@ from slime.registry.contracts import check_selection
 from slime.registry.plugin_set import survey_plugins
 from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.boundaries import CheckedSource, GroupFilter
-from slime.rollout.prompts import GroupState, PromptLedger
+from slime.rollout.ledger import GroupState, PromptLedger
 
 CONTEXT = Context(seed=0, run_dir=Path(), logger=logging.getLogger("test"))
 

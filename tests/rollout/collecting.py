@@ -13,8 +13,8 @@ from slime.plugin import SamplingParams, Selection
 from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.boundaries import CheckedSource, oldest_first
 from slime.rollout.collect import Collector
+from slime.rollout.ledger import PromptLedger
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.prompts import PromptLedger
 from slime.types import Group, Sample, Status
 
 SAMPLES = 2

@@ -17,7 +17,7 @@ from slime.plugin import Selection
 from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.boundaries import GroupFilter
 from slime.rollout.failures import PassiveChecks
-from slime.rollout.prompts import GroupState
+from slime.rollout.ledger import GroupState
 from slime.types import Group
 
 

@@ -18,7 +18,7 @@ from tests.rollout.collecting import SAMPLES, CountingSource, Finisher, Rule, co
 from slime.plugin import Selection
 from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.boundaries import CheckedSource
-from slime.rollout.prompts import PromptLedger
+from slime.rollout.ledger import PromptLedger
 from slime.rollout.record import Rollout
 from slime.types import Group, Status
 

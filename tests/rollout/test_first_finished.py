@@ -18,8 +18,8 @@ from slime.rollout import batch_in_progress
 from slime.rollout.batch_in_progress import sampling_seed
 from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
+from slime.rollout.ledger import GroupState, PromptLedger
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.prompts import GroupState, PromptLedger
 from slime.rollout.record import Rollout
 from slime.types import Sample, Status
 

@@ -11,7 +11,7 @@ from tests.rollout.collecting import SAMPLES, CountingSource, indices
 
 from slime.errors import CheckpointError, PluginContractError, SlimeError
 from slime.rollout.boundaries import CheckedSource
-from slime.rollout.prompts import GroupState, PromptLedger
+from slime.rollout.ledger import GroupState, PromptLedger
 from slime.types import Group, Sample, Status
 
 

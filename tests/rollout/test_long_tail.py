@@ -18,8 +18,8 @@ from slime.plugin import Generation, SamplingParams
 from slime.rollout.batch_in_progress import sampling_seed
 from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
+from slime.rollout.ledger import PromptLedger
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges
 
 #: the longest response, in tokens; half of them have at most 20

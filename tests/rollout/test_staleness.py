@@ -17,8 +17,8 @@ from slime.plugin import SamplingParams, Selection
 from slime.rollout.batch_in_progress import BatchInProgress, GroupProgress
 from slime.rollout.boundaries import CheckedSource
 from slime.rollout.collect import Collector
+from slime.rollout.ledger import GroupState, PromptLedger
 from slime.rollout.pipeline import Pipeline, SampleGenerator
-from slime.rollout.prompts import GroupState, PromptLedger
 from slime.rollout.record import STALE, WeightAges
 from slime.types import Group, Sample, Status
 

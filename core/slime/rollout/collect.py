@@ -38,8 +38,8 @@ from slime.plugin import SamplingParams, Selection
 from slime.rollout.batch_in_progress import BatchInProgress
 from slime.rollout.boundaries import GroupFilter, oldest_first
 from slime.rollout.failures import common_reasons
+from slime.rollout.ledger import GroupState, PromptLedger
 from slime.rollout.pipeline import Pipeline
-from slime.rollout.prompts import GroupState, PromptLedger
 from slime.rollout.record import STALE, Rollout, WeightAges
 from slime.types import Group, Sample
 

@@ -30,8 +30,8 @@ from slime.rollout.collect import Collector
 from slime.rollout.components import ComponentBuilder
 from slime.rollout.evaluation import EvalReport
 from slime.rollout.failures import PassiveChecks, all_or_first_error, common_reasons
+from slime.rollout.ledger import PromptLedger
 from slime.rollout.policy_session import training_sampling
-from slime.rollout.prompts import PromptLedger
 from slime.rollout.record import MAX_REGENERATIONS, Rollout, WeightAges, oldest_weights, rollout_metrics
 from slime.rollout.stall import StallWatch
 from slime.rollout.train_batch import TrainBatch
