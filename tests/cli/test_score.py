@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,18 +110,27 @@ def test_a_reward_over_its_budget_says_that_a_run_would_have_ended(slime: Slime,
     assert slime("score", rows, "--reward", "math", "--reward.error-budget", "1").code == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("failures", "ends"), [(12, False), (13, True)])
-def test_an_evaluation_may_fail_its_share_of_fifty_samples_as_in_a_run(
-    slime: Slime, run: Path, failures: int, ends: bool
+@pytest.mark.parametrize(
+    ("failures", "others", "budget", "why"),
+    [
+        (12, 1, "0.25", None),
+        (13, 1, "0.25", "13 of 14 samples failed in {} (--reward.error-budget)"),
+        (12, 0, "0.25", "none of 12 samples has a reward in {}"),
+        (2, 0, "1", "none of 2 samples has a reward in {}"),
+    ],
+)
+def test_an_evaluation_may_fail_its_share_of_fifty_samples_but_not_all_as_in_a_run(
+    slime: Slime, run: Path, failures: int, others: int, budget: str, why: str | None
 ) -> None:
-    (run / "config.toml").write_text('[reward]\nreward = "math"\n')
     unlabelled = Sample(index=0, group_index=0, prompt="1+1=", response="2", response_length=1, tokens=[1, 2])
     unlabelled.status = Status.COMPLETED
-    write(run / "rollouts" / "eval_held_000003.jsonl", [sample_row(unlabelled)] * failures)
-    ended = slime("score", str(run / "rollouts" / "eval_held_000003.jsonl"))
+    rows = [sample_row(unlabelled)] * failures + [sample_row(replace(unlabelled, label="2"))] * others
+    file = write(run / "rollouts" / "eval_held_000003.jsonl", rows)
+    ended = slime("score", file, "--reward.error-budget", budget)
     assert f"{failures} failed" in ended.out
-    assert ("would have ended" in ended.out, ended.code) == (ends, int(ends))
+    verdict = [line for line in ended.out.splitlines() if "would have ended" in line]
+    assert verdict == ([] if why is None else [f"a run with these samples would have ended: {why.format(file)}"])
+    assert ended.code == len(verdict)
 
 
 @pytest.mark.slow

@@ -278,25 +278,28 @@ class _Summary:
             own = {name.removeprefix(tag): value for name, value in metrics.items() if name.startswith(tag)}
             text = ", ".join(f"{name} {value:.4g}" for name, value in own.items())
             yield f"{resolved.component.title}{': ' if text else ''}{text}"
-        for file in self._over_budget():
-            samples, failed = self.by_rollout[file]
-            share = f"{failed} of {samples} samples failed{f' in {file}' if file else ''}"
-            yield f"a run with these samples would have ended: {share} (--reward.error-budget)"
+        for reason in self._ends():
+            yield f"a run with these samples would have ended: {reason}"
 
     @property
     def exit_code(self) -> int:
         """1 if rows differ from what they expect, or a run would have ended."""
         differs = self.request.columns.expected_key is not None and self.differ > 0
-        return int(differs or bool(self._over_budget()))
+        return int(differs or bool(self._ends()))
 
-    def _over_budget(self) -> list[str]:
-        """The rollouts in which more samples failed than a run allows; failures that rows expect are none."""
+    def _ends(self) -> list[str]:
+        """Why a run would have ended, of each rollout or evaluation; failures that rows expect are none."""
         if self.request.columns.expected_key is not None:
             return []
         budget = min(one.limits.error_budget for one in self.request.rewards)
-        least = 0 if self.request.eval_set is None else EVALUATION_SAMPLES
-        counts = self.by_rollout.items()
-        return [file for file, (samples, failed) in counts if over_budget(failed, max(samples, least), budget)]
+        evaluates, found = self.request.eval_set is not None, []
+        for file, (samples, failed) in self.by_rollout.items():
+            where = f" in {file}" if file else ""
+            if evaluates and failed == samples:  # no budget permits that: there is no mean reward
+                found.append(f"none of {samples} samples has a reward{where}")
+            elif over_budget(failed, max(samples, EVALUATION_SAMPLES if evaluates else 0), budget):
+                found.append(f"{failed} of {samples} samples failed{where} (--reward.error-budget)")
+        return found
 
 
 def _expected(row: StoredRow, key: str) -> float | dict[str, float] | None:
