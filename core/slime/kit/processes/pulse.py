@@ -171,10 +171,12 @@ class Pulse:
         if self._hung_at is None and clock.hangs(self._stall_s):
             frame = sys._current_frames().get(clock.ident)
             if frame is not None and self._watched is watched:
-                self._hung_at = alive_at
                 stalled = f"{describe(frame)} for {clock.silent_s:.0f} s, at {position(frame)}"
-                logger.error("%s. Stack:\n%s", stalled, "".join(traceback.format_stack(frame)))
+                stack = "".join(traceback.format_stack(frame))
+                self._hung_at = alive_at
                 self.say(stalled=stalled)
+                self._write()  # before the log: what hangs may hold its lock
+                logger.error("%s. Stack:\n%s", stalled, stack)
 
     def _write(self) -> None:
         assert self._page is not None
