@@ -77,7 +77,7 @@ def checkpoint_at_hand(config: RunConfig) -> float:
 def _model_of(config: RunConfig) -> Architecture | None:
     """The model of a run as it is trained; None if nothing is predicted of it."""
     folder = config.checkpoint.hf_checkpoint
-    if folder is None or not_predicted(config) is not None:
+    if folder is None or not_predicted(config, steps=False) is not None:
         return None
     try:
         models = Models.installed(config)

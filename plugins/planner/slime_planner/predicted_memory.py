@@ -25,9 +25,10 @@ FROZEN = ".router.expert_bias"
 _EMBEDDING, _OUTPUT = "embedding.", "output_layer."
 #: of layers for multi-token prediction, which neither engines nor a critic have
 _PREDICTING = "mtp."
-#: options that change what is kept where, beyond the arithmetic of the planner
-_BEYOND = (
-    "fp4",
+#: options that change what ranks hold, beyond the arithmetic of the planner
+_BEYOND = ("fp4",)
+#: options that change what they keep in a step, or where
+_BEYOND_IN_STEPS = (
     "cpu_offloading",
     "distribute_saved_activations",
     "fine_grained_activation_offloading",
@@ -164,12 +165,18 @@ def logits_memory(config: RunConfig, model: Architecture) -> float:
     return 2 * elements * number + copies * 4 * min(elements, max(columns, PIECE_ELEMENTS))
 
 
-def not_predicted(config: RunConfig) -> str | None:
-    """The option with which nothing is predicted, or None."""
-    if beyond := next((name for name in _BEYOND if config.megatron.get(name)), None):
+def not_predicted(config: RunConfig, *, steps: bool = True) -> str | None:
+    """The option with which nothing is predicted, or None.
+
+    Args:
+        config: The run.
+        steps: Whether the prediction is of what ranks keep in a step too, not only of what they hold between steps.
+    """
+    stated = config.megatron
+    if beyond := next((name for name in (*_BEYOND, *(_BEYOND_IN_STEPS if steps else ())) if stated.get(name)), None):
         return f"--{beyond.replace('_', '-')}"
-    strange = [name for name in config.megatron.get("recompute_modules") or () if name not in _MODULES]
-    return f"--recompute-modules {strange[0]}" if strange else None
+    strange = [name for name in stated.get("recompute_modules") or () if name not in _MODULES]
+    return f"--recompute-modules {strange[0]}" if steps and strange else None
 
 
 # --- the arithmetic ----------------------------------------------------------------------------------

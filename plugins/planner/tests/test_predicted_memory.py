@@ -16,7 +16,7 @@ from tests.train.harness import Centred, RankLauncher, make_batch, make_config, 
 
 from slime.config import RunConfig
 from slime_planner import memory_here, slime_plan_lines
-from slime_planner.at_hand import host_at_hand
+from slime_planner.at_hand import checkpoint_at_hand, host_at_hand
 from slime_planner.memory_here import memory_notes
 from slime_planner.predicted_cache import engine_memory
 from slime_planner.predicted_memory import logits_memory, rank_memory
@@ -114,6 +114,16 @@ def test_the_memory_of_a_nodes_host_is_that_of_its_processes(tmp_path: Path) -> 
     # What the ranks give up for the engines, weights and optimizer, in memory that is rounded up.
     assert host_at_hand(config_of(f"{two} --device cuda --bf16 --colocate")) == (2 * 2 * (2 + 12 / 2) * numbers, 0)
     assert host_at_hand(config_of("--hf-checkpoint /no/such/folder --device cpu")) == (0, 0)
+
+
+@pytest.mark.parametrize("option", ["--moe-expert-capacity-factor 1.5", "--overlap-moe-expert-parallel-comm"])
+def test_what_changes_activations_alone_keeps_no_prediction_from_hosts_and_checkpoints(
+    tmp_path: Path, option: str
+) -> None:
+    words = f"--hf-checkpoint {make_tiny_model(tmp_path, 'qwen3', seed=0)} --device cuda --bf16 --colocate"
+    for at_hand in (host_at_hand, checkpoint_at_hand):
+        assert at_hand(config_of(f"{words} {option}")) == at_hand(config_of(words)) != at_hand(config_of())
+        assert at_hand(config_of(f"{words} --fp4 e2m1")) == at_hand(config_of())
 
 
 def test_adapters_alone_have_gradients() -> None:
