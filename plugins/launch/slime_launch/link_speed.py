@@ -121,7 +121,7 @@ def slow(links: Sequence[Link]) -> tuple[list[Link], float]:
 
 
 def measure(talkers: Mapping[str, Any], addresses: Mapping[str, str]) -> list[Link]:
-    """Measure each pair of nodes, those of a round at the same time; then each slow one once more, by itself.
+    """Measure each pair of nodes, those of a round at the same time; then the slow ones once more, without the others.
 
     A node that was busy for a moment makes a link look slow; a broken cable does so twice. The better speed counts.
 
@@ -136,9 +136,10 @@ def measure(talkers: Mapping[str, Any], addresses: Mapping[str, str]) -> list[Li
     found, silent = dict[tuple[str, str], Link](), set[str]()
     for pairs in rounds(sorted(talkers)):
         found |= {link.nodes: link for link in _meet(pairs, talkers, addresses, silent)}
-    for once in slow([*found.values()])[0]:
-        for again in _meet([once.nodes], talkers, addresses, silent):
-            found[once.nodes] = max(once, again, key=lambda link: link.broadcast or 0.0)
+    again = {link.nodes for link in slow([*found.values()])[0]}
+    for pairs in rounds(sorted(talkers)):
+        for link in _meet([pair for pair in pairs if pair in again], talkers, addresses, silent):
+            found[link.nodes] = max(found[link.nodes], link, key=lambda one: one.broadcast or 0.0)
     return [*found.values()]
 
 

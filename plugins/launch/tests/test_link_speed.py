@@ -16,7 +16,7 @@ import psutil
 import pytest
 import ray
 
-from slime_launch.link_speed import Talker, measure, slow
+from slime_launch.link_speed import Link, Talker, measure, slow
 from slime_launch.node_settings import free_port
 from slime_launch.node_state import OWN_PORTS
 
@@ -130,6 +130,22 @@ def test_a_slow_pair_is_measured_once_more_and_its_better_speed_counts(again: fl
     ]  # fmt: skip
     assert [talker.talks for talker in talkers.values()] == [2, 3, 3]
     assert [link.nodes for link in slow(links)[0]] == ([("b", "c")] if kept < 1e9 else [])
+
+
+@pytest.mark.usefixtures("rays_calls")
+def test_many_slow_pairs_take_no_more_rounds_than_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[list[tuple[str, str]]] = []
+
+    def meet(pairs: list[tuple[str, str]], *_: object) -> list[Link]:
+        met.append(pairs)
+        return [Link(pair, 1e-3, 1e7 if {*pair} & {"a", "b"} else 1e9) for pair in pairs]
+
+    monkeypatch.setattr("slime_launch.link_speed._meet", meet)
+    talkers = {name: FakeTalker(threading.Event()) for name in "abcdefgh"}
+    assert len(slow(measure(talkers, dict.fromkeys(talkers, "10.0.0.1")))[0]) == 13
+    assert len(met) == 7 + 7 and sum(map(len, met[7:])) == 13
+    for pairs in met:
+        assert len({name for pair in pairs for name in pair}) == 2 * len(pairs)
 
 
 @pytest.mark.slow
