@@ -37,6 +37,7 @@ AREAS: dict[str, Area] = {
             "core/slime/train/advantages.py",
             "core/slime/train/step.py",
             "core/slime/train/rank.py",
+            "core/slime/registry/estimator_contract.py",
         ),
         (
             (
@@ -49,6 +50,7 @@ AREAS: dict[str, Area] = {
                 "tests/train/test_engine_log_probs.py",
                 "tests/train/test_clip_range.py",
                 "tests/train/test_rank_alone.py",
+                "tests/testing/test_estimator_contract.py",
             ),
             (WIRING,),
             (
