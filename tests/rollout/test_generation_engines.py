@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 from tests.rollout.stub_engines import NeverAborted
-from tests.rollout.test_generation import SAMPLING, EchoPolicy, OneTurn, pending, run
+from tests.rollout.test_generation import EchoPolicy, OneTurn, batch_of, pending, run
 from tests.support.scoring import health
 
 from slime.errors import DeadlineError, EngineError
 from slime.observe.timing import BusyClock
 from slime.plugin import Generation, PolicyClient, SamplingParams
-from slime.rollout.batch_in_progress import BatchInProgress
 from slime.rollout.pipeline import SampleGenerator
 from slime.types import Sample, Status
 
@@ -79,7 +78,7 @@ def test_dead_engines_inside_an_exception_group_end_the_rollout() -> None:
 def test_a_request_that_the_engines_do_not_answer_is_no_fault_of_the_generator(generator: OneTurn) -> None:
     async def main() -> tuple[list[Sample], dict[str, float]]:
         boundary = SampleGenerator(generator, health("generator g", "generator"), timeout_s=5, concurrency=1)
-        samples = await boundary.generate(pending(), BatchInProgress(LatePolicy(), SAMPLING, 42))
+        samples = await boundary.generate(pending(), batch_of(LatePolicy()))
         return samples, boundary.metrics()
 
     [sample], metrics = asyncio.run(main())
@@ -91,7 +90,7 @@ def test_a_request_that_the_engines_do_not_answer_is_no_fault_of_the_generator(g
 def test_a_generator_without_engines_cannot_call_one() -> None:
     async def main() -> list[Sample]:
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=1, concurrency=1)
-        return await boundary.generate(pending(), BatchInProgress(None, SAMPLING, 42))
+        return await boundary.generate(pending(), batch_of(None))
 
     [sample] = asyncio.run(main())
     assert "needs_engine=False" in (sample.failure or "")
@@ -117,7 +116,7 @@ def test_overlapping_requests_count_once_in_the_engines_seconds() -> None:
             return await super().generate(tokens, sampling)
 
     async def main() -> float:
-        batch = BatchInProgress(AllAtOnce(), SAMPLING, 42, engine_clock=BusyClock(lambda: now))
+        batch = batch_of(AllAtOnce(), engine_clock=BusyClock(lambda: now))
         boundary = SampleGenerator(OneTurn(), health("generator g", "generator"), timeout_s=5, concurrency=8)
         await asyncio.gather(*(boundary.generate(pending(i), batch) for i in range(8)))
         return batch.engine_clock.seconds

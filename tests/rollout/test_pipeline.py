@@ -84,7 +84,7 @@ def finish(
             seed=42,
         )
         async with pipeline.batch(SAMPLING) as batch:
-            batch.add(wanted, pipeline.finish_group)
+            batch.add(wanted)
             await batch.wait()
             return batch.finished(), batch
 

@@ -13,19 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.rollout.test_generation import batch_of
 from tests.support.scoring import health
 from tests.support.waiting import wait_until
 
 from slime.kit.processes import pulse
 from slime.kit.processes.pulse import ThreadClock
 from slime.plugin import Group, PolicyClient, SamplingParams, Selection
-from slime.rollout.batch_in_progress import BatchInProgress
 from slime.rollout.boundaries import GroupFilter
 from slime.rollout.pipeline import SampleGenerator
 from slime.rollout.stall import StallWatch
 from slime.types import Sample, Status
-
-SAMPLING = SamplingParams(max_new_tokens=8)
 
 
 class Listener:
@@ -98,7 +96,7 @@ def test_a_generator_that_blocks_the_loop_is_named_and_not_interrupted(
         watch = StallWatch({"generator spinning": generator})
         watch.start()
         try:
-            return await boundary.generate(Sample(prompt="a", tokens=[1], index=0), BatchInProgress(None, SAMPLING, 42))
+            return await boundary.generate(Sample(prompt="a", tokens=[1], index=0), batch_of(None))
         finally:
             watch.close()
 

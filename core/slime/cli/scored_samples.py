@@ -76,7 +76,7 @@ async def scored(
         used={one.use.slot: one for one in unlimited},
         run_dir=folder,
         tokenizer=None,
-        policy=None,
+        client=None,
         engine_url=None,
         engine_key=None,
         slots=FairSlots(1),

@@ -103,7 +103,7 @@ class HttpPolicyClient:
         self._always = route == "direct"
         shared = SharedMessages(self._ask_together, lambda: len(self._engine_urls))
         self._shared = shared if route == "together" else None
-        self._session: aiohttp.ClientSession | None = None
+        self._http: aiohttp.ClientSession | None = None
 
     def connect(self, base_url: str, engines: Sequence[str] | None = None) -> int:
         """Send later requests to the router (or engine) at `base_url`, and aborts to each of `engines`.
@@ -141,9 +141,9 @@ class HttpPolicyClient:
 
     async def close(self) -> None:
         """Close the connections. The client opens new ones when it is used again."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
 
     async def generate(
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None, rid: str | None = None
@@ -282,7 +282,7 @@ class HttpPolicyClient:
             async with at_once:
                 try:
                     async with asyncio.timeout(_ABORT_TIMEOUT_S):
-                        message = self._open_session().post(url, json={"rid": rid}, headers=self._abort_headers)
+                        message = self._opened_http().post(url, json={"rid": rid}, headers=self._abort_headers)
                         async with message as response:
                             await response.read()
                 except (aiohttp.ClientError, TimeoutError) as error:
@@ -312,7 +312,7 @@ class HttpPolicyClient:
         body, attempt = encoded(request), 1
         while True:
             try:
-                async with self._open_session().post(url, data=body, headers=headers) as response:
+                async with self._opened_http().post(url, data=body, headers=headers) as response:
                     answer = await response.read()
                     if response.status != 200:
                         text = answer[:EXCERPT].decode(errors="replace")
@@ -333,10 +333,10 @@ class HttpPolicyClient:
             await asyncio.sleep(_CONNECT_BACKOFF_S * 2 ** (attempt - 1))
             attempt += 1
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        """The session, made on first use because it belongs to the running event loop."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
+    def _opened_http(self) -> aiohttp.ClientSession:
+        """The connections, made on first use because it belongs to the running event loop."""
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
                 # The slots limit requests; a limit here would make them wait inside their time limit.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None),
@@ -345,4 +345,4 @@ class HttpPolicyClient:
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
                 read_bufsize=2**20,  # an answer in one piece, instead of pausing the transport every 64 KiB
             )
-        return self._session
+        return self._http

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,7 +14,7 @@ from slime.rollout.failures import cancel
 from slime.types import Group, Sample, Status
 
 if TYPE_CHECKING:
-    from slime.engine.client import HttpPolicyClient
+    from slime.rollout.pipeline import Pipeline
 
 #: seconds to wait for aborted requests; samples without an answer by then start over
 STOP_TIMEOUT_S = 30.0
@@ -22,8 +22,6 @@ STOP_TIMEOUT_S = 30.0
 _ABORT_INTERVAL_S = 0.1
 #: seconds that a completely generated group has left for scoring
 _SCORING_GRACE_S = 1.0
-#: generates and scores one group: `Pipeline.finish_group`. None: its generation was stopped
-FinishGroup: TypeAlias = "Callable[[GroupProgress, BatchInProgress], Awaitable[Group | None]]"
 #: for each sample of a group its replacement when the group is taken again; None: the original sample
 Kept: TypeAlias = list[list[Sample] | None]
 _MASK = 2**64 - 1
@@ -71,12 +69,10 @@ class GroupProgress:
 class BatchInProgress:
     """One rollout or one evaluation set that is being generated: what its samples share, and its groups in progress."""
 
-    #: None if the run has no engines
-    policy: HttpPolicyClient | None
+    #: generates and scores its groups
+    pipeline: Pipeline
     #: sampling parameters of every sample, except the seed
     sampling: SamplingParams
-    #: seed of the run, from which each sample's seed is derived
-    seed: int
     #: names of requests that may be running, including those of cancelled callers
     open_requests: set[str] = field(default_factory=set)
     #: the batch is full: no more requests are sent, and aborted responses are continued later
@@ -95,17 +91,17 @@ class BatchInProgress:
     _ended: list[tuple[int, asyncio.Task[Group | None]]] = field(default_factory=list, init=False)
     _failed: bool = field(default=False, init=False)
     _started: int = field(default=0, init=False)
-    #: done when a group ends, or `wait` has its turn
+    #: done when a group ends, or the batch before is complete
     _news: asyncio.Future[None] | None = field(default=None, init=False)
 
     def sampling_of(self, sample: Sample) -> SamplingParams:
         """How the response of one sample is sampled."""
-        return replace(self.sampling, sampling_seed=sampling_seed(self.seed, sample.index or 0))
+        return replace(self.sampling, sampling_seed=sampling_seed(self.pipeline.seed, sample.index or 0))
 
     async def abort(self) -> None:
         """Abort the open requests at the engines. A request that has not reached them yet needs another call."""
-        if self.open_requests and self.policy is not None:
-            await self.policy.abort(tuple(self.open_requests))
+        if self.open_requests and (client := self.pipeline.client) is not None:
+            await client.abort(tuple(self.open_requests))
 
     # --- its groups ----------------------------------------------------------------------------------
 
@@ -114,21 +110,21 @@ class BatchInProgress:
         """Groups that `finished` has not returned yet."""
         return len(self._groups)
 
-    def add(self, groups: Sequence[Group], finish: FinishGroup) -> None:
-        """Start generating and scoring these groups, each by `finish`."""
+    def add(self, groups: Sequence[Group]) -> None:
+        """Start generating and scoring these groups."""
         samples = [sample for group in groups for sample in group.samples]
         self.resumed += sum(sample.status is Status.PENDING and sample.response_length > 0 for sample in samples)
         self.total += len(samples)
         for group in groups:
             progress = GroupProgress.of(group)
-            task = asyncio.ensure_future(self._run(finish, progress, self._started))
+            task = asyncio.ensure_future(self._run(progress, self._started))
             self._groups[task] = progress
             task.add_done_callback(self._wake)
             self._started += 1
 
-    async def _run(self, finish: FinishGroup, progress: GroupProgress, place: int) -> Group | None:
+    async def _run(self, progress: GroupProgress, place: int) -> Group | None:
         try:
-            return await finish(progress, self)
+            return await self.pipeline.finish_group(progress, self)
         except BaseException:
             self._failed = True
             raise
@@ -141,31 +137,31 @@ class BatchInProgress:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    async def wait(self, turn: asyncio.Future[None] | None = None, *, for_all: bool = True) -> None:
-        """Wait until all groups have finished or one has failed; if there are none, for `turn`.
+    async def wait(self, before: asyncio.Future[None] | None = None, *, for_all: bool = True) -> None:
+        """Wait until all groups have finished or one has failed; if there are none, for `before` (the batch before).
 
-        Without `for_all`, wait until a group has finished or `turn` is done. Returns at once if there is nothing to
+        Without `for_all`, wait until a group has finished or `before` is done. Returns at once if there is nothing to
         wait for.
         """
-        if turn is not None and turn.done():
-            turn = None
-        if turn is not None:
-            turn.add_done_callback(self._wake)
+        if before is not None and before.done():
+            before = None
+        if before is not None:
+            before.add_done_callback(self._wake)
         try:
-            while not self._has_news(turn, for_all=for_all):
+            while not self._has_news(before, for_all=for_all):
                 self._news = asyncio.get_running_loop().create_future()
                 await self._news
         finally:
-            if turn is not None:
-                turn.remove_done_callback(self._wake)
+            if before is not None:
+                before.remove_done_callback(self._wake)
 
-    def _has_news(self, turn: asyncio.Future[None] | None, *, for_all: bool) -> bool:
-        """Whether `wait` is over; `turn`: None if it was done when it began."""
+    def _has_news(self, before: asyncio.Future[None] | None, *, for_all: bool) -> bool:
+        """Whether `wait` is over; `before`: None if it was done when it began."""
         if not self._groups:
-            return turn is None or turn.done()
+            return before is None or before.done()
         if for_all:
             return self._failed or len(self._ended) == len(self._groups)
-        return bool(self._ended) or (turn is not None and turn.done())
+        return bool(self._ended) or (before is not None and before.done())
 
     def finished(self) -> list[Group]:
         """The groups that finished since the last call, in the order in which they were started.

@@ -6,7 +6,7 @@ Who waits for whom, all but the driver in the event loop of the rollout process:
 | --- | --- | --- | --- |
 | the driver's loop | batches trained on, weights | the oldest rollout | `collect` returns |
 | `Collector.collect` | one batch | a group, or all of a round | a group's task ends |
-| | | its turn to select | the batch before is complete |
+| | | the batch before, which selects first | it is complete |
 | `Pipeline.finish_group` | a finished group | its samples and rewards | generators and rewards return |
 | `SampleGenerator.generate` | finished samples | a slot for a sample | another sample ends |
 | | | its generator | the engines' answers, tools |
@@ -19,10 +19,10 @@ Who calls the transitions of the ledger (`PromptLedger` has the picture):
 | --- | --- | --- |
 | `take`: to in flight | `_begin` | a batch starts, or lacks groups |
 | `finish`: to buffered | `_buffer` | groups are generated and scored |
-| `drop`: from buffered | `_drop` and `_candidates` | a filter says so; stale, and trained on before |
-| `regenerate`: to waiting | `_begin` and `_candidates` | stale for this batch, which only the loop knows |
+| `drop`: from buffered | `_drop` and `_discard_stale` | a filter says so; stale, and trained on before |
+| `regenerate`: to waiting | `_begin` and `_discard_stale` | stale for this batch, which only the loop knows |
 | `give_back`: to waiting | `_abort_surplus` | the batch is full |
-| `choose`: to in a batch | `_select` | it is the batch's turn, and the batch is full |
+| `choose`: to in a batch | `_select` | the batch before is complete, and this one full |
 | `trained`: out, or to buffered | `RolloutProcess.trained` | the driver's next `generate` says how far training is |
 """
 
@@ -84,7 +84,7 @@ class Collector:
     #: tells which groups are too stale
     ages: WeightAges = field(default_factory=WeightAges)
     #: one future for each batch in progress, in order of their start; done when the batch is complete
-    _turns: list[asyncio.Future[None]] = field(default_factory=list, init=False)
+    _completions: list[asyncio.Future[None]] = field(default_factory=list, init=False)
 
     async def collect(self, number: int) -> Rollout:
         """Rollout `number`, with its batch and everything that was generated for it.
@@ -95,24 +95,24 @@ class Collector:
             EngineError: If the engines are gone.
         """
         # Nothing is awaited before this batch's first prompts are taken: batches take theirs in the order of the calls.
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._turns.append(mine)
-        turn = self._turns[-2] if len(self._turns) > 1 else None
+        completion: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._completions.append(completion)
+        before = self._completions[-2] if len(self._completions) > 1 else None
         rollout = Rollout(number)
         try:
             async with self.pipeline.batch(self.sampling) as batch:
                 if count := self._first_draw(rollout):
                     self._begin(rollout, count, batch)
                 while len(rollout.groups) < self.batch_size:
-                    await batch.wait(turn, for_all=not self.aborts_surplus)
+                    await batch.wait(before, for_all=not self.aborts_surplus)
                     self._buffer(rollout, batch.finished())
-                    if turn is None or turn.done():
+                    if before is None or before.done():
                         self._select_or_begin(rollout, batch)
                 if self.aborts_surplus:
                     await self._abort_surplus(rollout, batch)
         finally:
-            mine.set_result(None)
-            self._turns.remove(mine)
+            completion.set_result(None)
+            self._completions.remove(completion)
         rollout.metrics |= self._metrics(rollout, batch)
         self.ledger.check()
         return rollout
@@ -128,9 +128,9 @@ class Collector:
 
     def _first_draw(self, rollout: Rollout) -> int:
         """How many groups to start with."""
-        if len(self._turns) == 1:  # earlier batches may still want groups that are too stale for this one
-            self._candidates(rollout)
-        before = len(self._turns) - 1
+        before = len(self._completions) - 1
+        if not before:  # earlier batches may still want groups that are too stale for this one
+            self._discard_stale(rollout)
         return self.ledger.startable(self.batch_size, self.draw_size, before, surplus=self.aborts_surplus)
 
     def _begin(self, rollout: Rollout, count: int, batch: BatchInProgress) -> None:
@@ -140,7 +140,7 @@ class Collector:
             self._regenerate(rollout, stale, GroupState.IN_FLIGHT)
             old = {group.index for group in stale}
             groups = [group for group in groups if group.index not in old] + self.ledger.take(len(stale))
-        batch.add(groups, self.pipeline.finish_group)
+        batch.add(groups)
         if self.aborts_surplus:
             # Dropped groups are replaced a few at a time, so `draw_size` prompts count as one round.
             rollout.rounds = -(-(len(rollout.generated) + batch.outstanding) // self.draw_size)
@@ -173,7 +173,8 @@ class Collector:
 
     def _select(self, rollout: Rollout) -> int:
         """Select groups with the buffer filter; returns how many. If they fill the batch, they become the batch."""
-        groups = self._candidates(rollout)
+        self._discard_stale(rollout)
+        groups = self.ledger.buffered(rollout.number)
         selection = self.buffer_filter.select(groups, self.batch_size)
         self._drop(rollout, groups, selection)
         rollout.groups = [groups[index] for index in selection.keep]
@@ -184,15 +185,11 @@ class Collector:
                 rollout.groups = [_copy(group) for group in rollout.groups]
         return len(rollout.groups)
 
-    def _candidates(self, rollout: Rollout) -> list[Group]:
-        """The buffered groups that are fresh enough for the batch; the others leave the buffer."""
-        groups = self.ledger.buffered(rollout.number)
-        stale = [group for group in groups if self.ages.too_stale(group, rollout.number)]
-        if not stale:
-            return groups
+    def _discard_stale(self, rollout: Rollout) -> None:
+        """Take the groups out of the buffer that are too stale for the batch."""
+        stale = [group for group in self.ledger.buffered(rollout.number) if self.ages.too_stale(group, rollout.number)]
         self._regenerate(rollout, [group for group in stale if not group.uses], GroupState.BUFFERED)
         self.ledger.drop({group.index: STALE for group in stale if group.uses})  # these have been trained on
-        return self.ledger.buffered(rollout.number)
 
     def _regenerate(self, rollout: Rollout, groups: Sequence[Group], state: GroupState) -> None:
         for group in groups:

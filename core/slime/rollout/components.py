@@ -45,7 +45,7 @@ class ComponentBuilder:
     run_dir: Path
     tokenizer: Any
     #: None if the run has no engines
-    policy: HttpPolicyClient | None
+    client: HttpPolicyClient | None
     #: address of the run's engines, for components that call them directly
     engine_url: str | None
     engine_key: str | None = field(repr=False)
@@ -121,7 +121,7 @@ class ComponentBuilder:
 
     def _pipeline(self, generator: SampleGenerator, scorer: Scorer | None) -> Pipeline:
         seed = self.config.data.rollout_seed
-        return Pipeline(generator, scorer, self.policy, seed=seed, batches=self.batches)
+        return Pipeline(generator, scorer, self.client, seed=seed, batches=self.batches)
 
     def _generator(self, resolved: Resolved) -> SampleGenerator:
         title = resolved.component.title

@@ -158,7 +158,7 @@ class Evaluation:
     async def _evaluate(self, one: EvalSet, rollout: int) -> tuple[list[Sample], dict[str, float], Path]:
         """The samples and metrics of one set, and the file of the samples."""
         async with one.pipeline.batch(evaluation_sampling(one.settings)) as batch:
-            batch.add(pending_groups(one.prompts, one.settings.n_samples), one.pipeline.finish_group)
+            batch.add(pending_groups(one.prompts, one.settings.n_samples))
             await batch.wait()
             groups = batch.finished()
         # In a thread, because training samples are generated and scored in the meantime.

@@ -48,7 +48,7 @@ class GroupRecord:
     #: the rollout it was generated for
     finished_for: int | None = None
     #: the rollout in whose batch it is
-    batch: int | None = None
+    chosen_for: int | None = None
     #: how often it was trained on
     uses: int = 0
 
@@ -205,12 +205,12 @@ class PromptLedger:
     def choose(self, groups: Sequence[Group], rollout: int) -> None:
         """Move buffered groups into the batch of `rollout`."""
         for group in groups:
-            self._move(group.index, GroupState.BUFFERED, GroupState.IN_BATCH).batch = rollout
+            self._move(group.index, GroupState.BUFFERED, GroupState.IN_BATCH).chosen_for = rollout
 
     def trained(self, done: int) -> None:
         """Release the batches of rollouts 0 to `done` - 1, which have been trained on."""
         for record in list(self._in[GroupState.IN_BATCH].values()):
-            if record.batch is None or record.batch >= done:
+            if record.chosen_for is None or record.chosen_for >= done:
                 continue
             self._totals["reused"] += record.uses > 0
             record.uses += 1
@@ -219,7 +219,7 @@ class PromptLedger:
                 self._remove(record.index, GroupState.IN_BATCH)
                 continue
             self._move(record.index, GroupState.IN_BATCH, GroupState.BUFFERED)
-            record.batch = None
+            record.chosen_for = None
             assert record.finished is not None
             record.finished.uses = record.uses
 

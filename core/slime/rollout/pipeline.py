@@ -110,33 +110,33 @@ class SampleGenerator:
                 return [sample]
             asked = Snapshot.of(sample)
             recorded = _answered_before(asked) if self._passive.due(self.component_name) else None
-            session = PolicySession(batch, self._timeout_s, recorded, self._grace_s)
+            sample_client = PolicySession(batch, self._timeout_s, recorded, self._grace_s)
             try:
-                async with session.deadline:
-                    produced = await self._generator.generate(sample, batch.sampling_of(sample), session)
-                if session.engine_error is not None:
-                    raise session.engine_error
+                async with sample_client.deadline:
+                    produced = await self._generator.generate(sample, batch.sampling_of(sample), sample_client)
+                if sample_client.engine_error is not None:
+                    raise sample_client.engine_error
                 samples = check_generated(produced, asked)
-                if session.cut_short:
+                if sample_client.cut_short:
                     return _to_be_continued(samples, asked)
                 self._check_recorded(samples, recorded)
                 self._health.record(sample, None)
             except EngineError:
                 raise
             except BaseException as error:  # noqa: BLE001 - the boundary around the plugin, sys.exit() included
-                self._lost(sample, error, asked, session)
+                self._lost(sample, error, asked, sample_client)
                 return [sample]
             return samples
 
-    def _lost(self, sample: Sample, error: BaseException, asked: Snapshot, session: PolicySession) -> None:
+    def _lost(self, sample: Sample, error: BaseException, asked: Snapshot, client: PolicySession) -> None:
         """Mark a sample whose generator ended with an error. Raises that of the engines, or a cancellation."""
-        expired, limit = session.deadline.expired(), self._health.option("timeout_s")
+        expired, limit = client.deadline.expired(), self._health.option("timeout_s")
         hung = f"no progress for {self._timeout_s:g} s ({limit})" if expired else None
         fault = fault_of(self.component_name, error, hung)
-        if session.engine_error is not None:
-            raise session.engine_error
+        if client.engine_error is not None:
+            raise client.engine_error
         asked.restore_identity(sample)
-        if session.unanswered is not None or (fault.cause is Cause.HUNG and session.waiting):
+        if client.unanswered is not None or (fault.cause is Cause.HUNG and client.waiting):
             reason = f"no answer of the engines for {self._timeout_s:g} s (--rollout-timeout-s)"
             mark([sample], Status.ABORTED, f"{self.component_name}: {reason}")
         else:
@@ -174,7 +174,7 @@ class Pipeline:
     #: None if the loss needs no reward
     scorer: Scorer | None
     #: None if the run has no engines
-    policy: HttpPolicyClient | None
+    client: HttpPolicyClient | None
     _: KW_ONLY
     #: seed of the run, from which each sample's seed is derived
     seed: int
@@ -190,9 +190,9 @@ class Pipeline:
     async def batch(self, sampling: SamplingParams) -> AsyncIterator[BatchInProgress]:
         """One rollout or evaluation set, with the sampling parameters of its responses; closed after the body.
 
-        Entering it does not give way to other tasks.
+        Nothing is awaited before the body begins, so no other task comes in between.
         """
-        batch = BatchInProgress(self.policy, sampling, self.seed)
+        batch = BatchInProgress(self, sampling)
         self.batches.append(batch)
         try:
             yield batch
@@ -203,7 +203,7 @@ class Pipeline:
     async def finish_group(self, progress: GroupProgress, batch: BatchInProgress) -> Group | None:
         """Generate and score one group; None if its generation was stopped.
 
-        If the group was taken before and stopped, its finished samples are left as they are.
+        Samples that were finished when the group was stopped earlier are not generated again.
         """
         await all_or_first_error(self._finish_sample(progress, index, batch) for index in range(len(progress.produced)))
         if progress.stopped:
@@ -221,7 +221,7 @@ class Pipeline:
                 return
         else:
             produced = progress.produced[index] = [sample]
-        # A sample that was finished when its group was taken before has a reward, unless its scoring was stopped.
+        # A sample that was finished earlier has its reward, unless its scoring was stopped.
         if self.scorer is not None and self.scorer.scope == "sample" and (new or sample.reward is None):
             await self.scorer.score(produced, batch.reward_clock)
         progress.scored[index] = True

@@ -129,8 +129,8 @@ class PolicySession:
         self, tokens: Sequence[int], sampling: SamplingParams, *, session: str | None = None
     ) -> Generation:
         """One response to `tokens`: see `slime.plugin.PolicyClient`."""
-        batch, policy = self._batch, self._batch.policy
-        if policy is None:
+        batch, client = self._batch, self._batch.pipeline.client
+        if client is None:
             raise PluginContractError(
                 "asked the policy for a response, but this run has no engines: the generator's spec says"
                 " needs_engine=False"
@@ -147,7 +147,7 @@ class PolicySession:
         rid = os.urandom(16).hex()
         batch.open_requests.add(rid)
         try:
-            answer = await policy.generate(tokens, sampling, session=session, rid=rid)
+            answer = await client.generate(tokens, sampling, session=session, rid=rid)
             batch.open_requests.remove(rid)
             inside = answer.meta.get("e2e_latency")
         except EngineError as error:

@@ -15,6 +15,8 @@ from slime.rollout.failures import count_status
 from slime.types import Group, Sample, Status
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
+
     from slime.rollout.train_batch import TrainBatch
 
 #: why a group's responses were thrown away
@@ -56,7 +58,7 @@ class Rollout:
     #: what `--passive-checks` found out about components
     findings: list[str] = field(default_factory=list)
     #: what the trainer reads; in the driver a reference to it in Ray's object store
-    batch: TrainBatch | Any = None
+    batch: TrainBatch | ObjectRef[TrainBatch] = None
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -61,7 +61,7 @@ class RolloutProcess:
         self,
         config: RunConfig,
         plugins: PluginSet,
-        policy: HttpPolicyClient | None,
+        client: HttpPolicyClient | None,
         run_dir: Path,
         tokenizer: Any,
         *,
@@ -75,7 +75,7 @@ class RolloutProcess:
         Args:
             config: Configuration of the run.
             plugins: The loaded plugins.
-            policy: Client of the engines; None if the generator needs none.
+            client: Client of the engines; None if the generator needs none.
             run_dir: Folder of the run, for the files of samples.
             tokenizer: Tokenizer of the model.
             engine_url: Address of the run's engines, for components that call them directly.
@@ -96,7 +96,7 @@ class RolloutProcess:
             plugins.resolve(config),
             run_dir,
             tokenizer,
-            policy,
+            client,
             engine_url,
             None if keys is None else keys.api,
             FairSlots(config.rollout.rollout_concurrency),
@@ -116,7 +116,7 @@ class RolloutProcess:
         self._evaluation = self._build.evaluation(self._pipeline)
         self._idle = IdleClock()
         self._stall_watch = StallWatch(self._build.in_loop)
-        self._policy, self._keys, self._put = policy, keys, put
+        self._client, self._keys, self._put = client, keys, put
         #: layers of each rank, by which routed experts are divided
         self._layers: list[tuple[int, ...]] = []
         #: URL of each engine so far -> how many requests it runs at once
@@ -125,7 +125,8 @@ class RolloutProcess:
         self._one_at_a_time = config.run.deterministic
         #: the rollout whose prompts were taken last
         self._taken: int | None = None
-        self._turns = asyncio.Condition()
+        #: held by a rollout that takes its prompts; with `_one_at_a_time` by all that is generated, to its end
+        self._taking = asyncio.Condition()
 
     def _prepare_training(self) -> None:
         build, rollout = self._build, self._config.rollout
@@ -171,8 +172,8 @@ class RolloutProcess:
         await asyncio.gather(*generators, *(scorer.close() for scorer in self._build.scorers))
         if not self._evaluates_only:
             self._source.close()
-        if self._policy is not None:
-            await self._policy.close()
+        if self._client is not None:
+            await self._client.close()
 
     async def connect(self, router_url: str, engine_urls: list[str]) -> int:
         """Connect to the engines at `engine_urls`, which are behind the router at `router_url`.
@@ -182,14 +183,14 @@ class RolloutProcess:
         Returns:
             How many requests were sent again since the last call.
         """
-        assert self._policy is not None
+        assert self._client is not None
         new = [EngineControl(url, self._keys) for url in engine_urls if url not in self._capacities]
         found = await asyncio.gather(*(asyncio.to_thread(engine.capacity) for engine in new))
         self._capacities |= {engine.url: capacity for engine, capacity in zip(new, found, strict=True)}
         capacity = sum(self._capacities[url] for url in engine_urls)
-        repeated = self._policy.connect(router_url, engine_urls)
+        repeated = self._client.connect(router_url, engine_urls)
         # Never none: a request that is aborted while it waits for its turn returns when that comes.
-        self._policy.limit(max(1, int(capacity * _IN_FLIGHT)))
+        self._client.limit(max(1, int(capacity * _IN_FLIGHT)))
         return repeated
 
     async def divide_routes(self, layers: list[tuple[int, ...]]) -> None:
@@ -198,7 +199,7 @@ class RolloutProcess:
 
     async def engines_answering_garbage(self) -> list[str]:
         """URLs of the engines that answer requests with something else than a response."""
-        return [] if self._policy is None else self._policy.engines_answering_garbage()
+        return [] if self._client is None else self._client.engines_answering_garbage()
 
     async def generate(self, number: int, after: int | None, trained: int) -> Rollout:
         """Generate one rollout. The driver gets a reference to its batch, which stays in Ray's object store.
@@ -211,8 +212,8 @@ class RolloutProcess:
             after: The rollout that takes its prompts before this one; None for the first.
             trained: Rollouts that have been trained on.
         """
-        async with self._turns:
-            await self._turns.wait_for(lambda: self._taken == after)
+        async with self._taking:
+            await self._taking.wait_for(lambda: self._taken == after)
             self.trained(trained)
             generation = asyncio.ensure_future(self.make_rollout(number))
             if self._one_at_a_time:
@@ -220,7 +221,7 @@ class RolloutProcess:
                 await asyncio.wait([generation])
             await asyncio.sleep(0)  # until its first wait, by which time it has taken its prompts
             self._taken = number
-            self._turns.notify_all()
+            self._taking.notify_all()
         rollout = await generation
         # The batch crosses Ray's object store once, from here to the trainer ranks, and never enters the driver.
         return replace(rollout, groups=[], generated=[], dropped=[], batch=self._put(rollout.batch))
@@ -331,7 +332,7 @@ class RolloutProcess:
             return await self._evaluate(number)
         # SGLang samples by another algorithm, so other tokens from the same seeds, while any request of its batch has a
         # limit such as top_k, which temperature 0 sets.
-        async with self._turns:
+        async with self._taking:
             return await self._evaluate(number)
 
     async def _evaluate(self, number: int) -> EvalReport:
