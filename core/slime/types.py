@@ -1,7 +1,8 @@
 """The data that crosses every boundary: `Sample`, `Group` and the types of their fields.
 
 A `Sample` is the only currency between user code and the kernel.  A `Group` is the samples of one
-prompt; it is identified by `group_index`, never by its position in a list or the shape of a tensor.
+prompt; it is identified by its `index`, which they have as `group_index`, never by its position in a
+list or the shape of a tensor.
 This module imports nothing but the standard library.
 """
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class Status(Enum):
     """The state of a sample."""
 
-    PENDING = "pending"  #: not generated yet
+    PENDING = "pending"  #: not finished; it may have a begun response
     COMPLETED = "completed"  #: the model ended it (end-of-sequence or a stop condition)
     TRUNCATED = "truncated"  #: it hit the response or context limit
     ABORTED = "aborted"  #: generation was cut off from outside; partial tokens are kept
@@ -79,7 +80,8 @@ class Sample:
 
     #: versions of the weights that produced the response, in order, without repeats
     weight_versions: list[str] = field(default_factory=list)
-    #: [T] log-probabilities of the response tokens under the engine that sampled them
+    #: [T] log-probabilities of the response tokens under the engine that sampled them: `Generation.log_probs`, and the
+    #: column `engine_logprob`
     rollout_log_probs: list[float] | None = None
     #: [P + T - 1, layers, experts per token] numbers of the experts that computed each token but the last in the
     #: engine; of layers without experts, zeros. Set with --use-rollout-routing-replay
@@ -93,8 +95,8 @@ class Sample:
     non_generation_time: float = 0.0
     spec_info: _SpecInfo = field(default_factory=_SpecInfo)
 
-    #: samples that came from one rollout of one prompt share it and count once in the loss; set by slime
-    #: to the `index` of the sample that was requested
+    #: samples that came from one rollout of one prompt (not a `Rollout`, which is of many) share it and count once in
+    #: the loss; set by slime to the `index` of the sample that was requested
     rollout_id: int | None = None
     #: the engine's own word for why generation ended ("stop", "length", "abort", ...)
     finish_reason: str | None = None

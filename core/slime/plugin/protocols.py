@@ -30,7 +30,7 @@ class PolicyClient(Protocol):
 
 
 class Estimator(Protocol):
-    """Contract of kind `estimator`. An optional method
+    """Contract of kind `estimator`; slime's own are in `plugins/estimators`. An optional method
 
         objective(tokens: TokenBatch) -> tuple[Tensor, dict[str, Tensor]]
 
@@ -71,7 +71,7 @@ class Family(Protocol):
 
 
 class RewardModel(Protocol):
-    """Contract of kind `reward`."""
+    """Contract of kind `reward`; slime's own are in `plugins/rewards`."""
 
     def score(self, samples: Sequence[Sample]) -> list[Reward] | Awaitable[list[Reward]]:
         """Score samples.
@@ -89,7 +89,7 @@ class RewardModel(Protocol):
 
 
 class DataSource(Protocol):
-    """Contract of kind `datasource`.
+    """Contract of kind `datasource`; slime's own are in `plugins/datasources`.
 
     slime tracks the groups it has taken: finished ones wait in its own buffer, and it generates again what was cut
     short or in flight when a checkpoint was saved. Nothing is returned to the source.
@@ -145,7 +145,7 @@ class BufferFilter(Protocol):
 
 
 class Generator(Protocol):
-    """Contract of kind `generator`.
+    """Contract of kind `generator`; slime's own are in `plugins/generators`.
 
     A generator may also have `close()`, plain or `async`, to stop what it started, such as servers and processes. It is
     called when the run ends, in the event loop that called `generate`. It may be called twice, and without an earlier

@@ -58,11 +58,11 @@ class CheckedSource:
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the source, if it has the method. Raises `PluginContractError` unless all are finite numbers."""
-        report = getattr(self._source, "metrics", None)
-        if report is None:
+        ask = getattr(self._source, "metrics", None)
+        if ask is None:
             return {}
         with naming(self.component_name):
-            metrics = dict(report())
+            metrics = dict(ask())
             for name, value in metrics.items():
                 if not isinstance(name, str) or not isinstance(value, Real) or not math.isfinite(value):
                     raise PluginContractError(f"returned the metric {name!r}: {value!r}, expected a finite number")

@@ -8,11 +8,11 @@ from collections.abc import Container
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from slime.config import RunConfig
 from slime.errors import ConfigError
-from slime.plugin import Context, EstimatorSpec
+from slime.plugin import Context, Estimator, EstimatorSpec
 from slime.registry.plugin_set import Fingerprint, PluginSet, load_same_plugins
 from slime.run.checkpoint.files import Files, record_files
 from slime.run.checkpoint.read import read_checkpoint
@@ -107,7 +107,9 @@ class TrainerProcess(MegatronRank):
         return self._rank == (0 if match is None else int(match[1]))
 
 
-def build_estimator(config: RunConfig, run_dir: Path, plugins: PluginSet) -> tuple[Any, EstimatorSpec | None]:
+def build_estimator(
+    config: RunConfig, run_dir: Path, plugins: PluginSet
+) -> tuple[Estimator | None, EstimatorSpec | None]:
     """The estimator and its spec; None for both in supervised fine-tuning."""
     name = config.algorithm.advantage_estimator
     if not config.trains_policy or name is None:

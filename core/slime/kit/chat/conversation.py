@@ -248,7 +248,7 @@ class Answers:
     def routed_tokens(self) -> int:
         """Tokens whose experts are known, for `SamplingParams.routed_from` of the next request.
 
-        An engine asked without it reports the log-probs of all tokens in every turn.
+        An engine asked without it reports the experts of all tokens in every turn.
         """
         return sum(map(len, self._routed))
 

@@ -1,4 +1,7 @@
-"""Turns prompts into token ids: the one implementation for training, evaluation and checks."""
+"""Turns prompts into text, in one way for training, evaluation and checks, and a single one into token ids.
+
+The readers of a run encode the texts of many prompts at once: `slime.kit.readers.feed.work`.
+"""
 
 from __future__ import annotations
 

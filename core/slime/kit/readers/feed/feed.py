@@ -155,8 +155,8 @@ class Stream:
             submitted.append(self._performer.submit(self._order.job(epoch, job)))
             epoch, job = (epoch, job + 1) if job + 1 < self._order.jobs(epoch) else (epoch + 1, 0)
             if len(submitted) > self._performer.ahead:
-                rows = submitted.popleft()
-                yield rows()
+                wait_for_rows = submitted.popleft()
+                yield wait_for_rows()
 
     def _advance(self) -> None:
         """Advance to the next job, or to the next epoch."""
