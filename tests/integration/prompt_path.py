@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "slime"
 PAGE = ROOT / "docs" / "architecture.md"
-#: files that do not act on a prompt: they observe, check or supervise the run, name its errors, or stand in for a GPU
+#: files that do not act on a prompt: they observe or supervise the run, name its errors, or stand in for a GPU; and
+#: `kit/processes/`, which carries samples to rewards without looking at them
 WATCHERS = (
     "observe/",
     "cli/",
