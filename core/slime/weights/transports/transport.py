@@ -253,9 +253,9 @@ class WeightTransport(ABC):
         return [message["report"][0] for message in reports.values()]
 
     def _update(self, named: NamedTensors, version: str) -> None:
-        """Of the first or only sender: have all tensors loaded by the engines, which `_paused` pauses for that.
+        """Called on the first or only sender: pause the engines, and have them load the tensors of all senders.
 
-        Here from memory, one sender after the other or, if `_at_once`, all at the same time.
+        This one sends from memory, one sender after the other or, if `_at_once`, all at the same time.
         """
         with self._paused(session=True) as fleet:
             if self.turns is not None and self._at_once:
