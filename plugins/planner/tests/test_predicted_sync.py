@@ -80,7 +80,7 @@ def test_engines_beside_the_ranks_get_copies_within_their_node() -> None:
     run = config("--actor-num-nodes", "1", "--actor-num-gpus-per-node", "2", "--colocate")
     # Between devices: to the rank that sends, and once more to the engines.
     assert seconds(run, model(), replace(NODES, nodes=1))["tensor"] == pytest.approx(2 * 449.6)
-    run = config(*"--actor-num-nodes 1 --actor-num-gpus-per-node 2 --colocate --pipeline-model-parallel-size 2".split())
+    run = run.model_copy(update={"megatron": {"pipeline_model_parallel_size": 2}})
     # Each of two stages sends what it holds, at once.
     assert seconds(run, model(), replace(NODES, nodes=1))["tensor"] == pytest.approx(224.8 + 449.6)
 
