@@ -77,10 +77,11 @@ def test_experts_over_two_nodes() -> None:
 
 
 def test_engines_beside_the_ranks_get_copies_within_their_node() -> None:
-    run = config("--actor-num-nodes", "1", "--actor-num-gpus-per-node", "2", "--colocate")
+    layout = ["--actor-num-nodes", "1", "--actor-num-gpus-per-node", "2", "--colocate"]
+    run = config(*layout)
     # Between devices: to the rank that sends, and once more to the engines.
     assert seconds(run, model(), replace(NODES, nodes=1))["tensor"] == pytest.approx(2 * 449.6)
-    run = run.model_copy(update={"megatron": {"pipeline_model_parallel_size": 2}})
+    run = config(*layout, "--pipeline-model-parallel-size", "2")
     # Each of two stages sends what it holds, at once.
     assert seconds(run, model(), replace(NODES, nodes=1))["tensor"] == pytest.approx(224.8 + 449.6)
 
