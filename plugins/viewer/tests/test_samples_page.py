@@ -284,6 +284,8 @@ def test_samples_without_a_reward_are_last_in_a_file_too(page: Any, serve: Serve
     expect(rewards).to_have_text(["1", "0", "·"])
     page.keyboard.press("r")
     expect(rewards).to_have_text(["0", "1", "·"])
+    page.goto(f"file://{path}#/run/0")
+    expect(page.locator(".says")).to_contain_text(re.compile(r"best answer\s*reward 1.*worst answer\s*reward ·"))
 
 
 def test_keys_can_be_turned_off_and_stay_so(page: Any, show: Open) -> None:
