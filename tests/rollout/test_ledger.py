@@ -47,6 +47,26 @@ def test_groups_in_flight_at_a_checkpoint_are_taken_first() -> None:
     resumed.check()
 
 
+def test_a_source_is_asked_only_for_what_the_waiting_groups_lack() -> None:
+    class Watched(CountingSource):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[int] = []
+
+        def take(self, count: int) -> list[Group]:
+            self.asked.append(count)
+            return super().take(count)
+
+    source = Watched()
+    run = ledger(source)
+    for group in run.take(2):
+        run.give_back(group.index, [None] * SAMPLES)
+    assert indices(run.take(2)) == [0, 1]
+    run.give_back(1, [None] * SAMPLES)
+    assert indices(run.take(3)) == [1, 2, 3]
+    assert source.asked == [2, 2]
+
+
 def test_the_experts_of_waiting_and_finished_samples_survive_a_checkpoint() -> None:
     run, experts = ledger(), np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
     continued, finished = run.take(2)
