@@ -108,5 +108,5 @@ def test_a_prompt_and_a_response_must_fit_the_models_context(tmp_path: Path) -> 
     config = RunConfig(checkpoint=CheckpointOptions(hf_checkpoint=str(tmp_path)))
     fits = replace(settings(), path=str(path), max_response_len=7)
     assert [len(sample.tokens) for sample in load_prompts(fits, config, Letters())] == [25]
-    with pytest.raises(DataError, match="25 tokens"):
+    with pytest.raises(DataError, match=r"25 tokens, expected at most 24\. .*--eval-max-response-len"):
         load_prompts(replace(fits, max_response_len=8), config, Letters())

@@ -116,9 +116,9 @@ def prompt_ids(row: PromptRow, tokenizer: Any, form: PromptFormat, max_tokens: i
 def too_long(tokens: int, limit: int) -> str:
     """The message for an overlong prompt; continues a sentence that starts with its location."""
     return (
-        f": the prompt has {tokens} tokens, expected at most {limit}. Shorten it, leave such prompts out with"
-        " --overlong-prompts drop, or change --rollout-max-prompt-len, --rollout-max-context-len or"
-        " --rollout-max-response-len."
+        f": the prompt has {tokens} tokens, expected at most {limit}. Shorten it, or change --rollout-max-prompt-len,"
+        " --rollout-max-context-len or --rollout-max-response-len (of evaluations --eval-max-prompt-len or"
+        " --eval-max-response-len); --overlong-prompts drop leaves such prompts out of training."
     )
 
 
