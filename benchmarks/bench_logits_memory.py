@@ -55,7 +55,7 @@ class Peak:
         """Measure from what a rank's model returns until its gradient is there."""
         from slime.train import output_layer
 
-        scores_of = output_layer.PolicyModel.log_probs
+        log_probs_of = output_layer.PolicyModel.log_probs
 
         def log_probs(model: Any, hidden: Any, *rest: Any, **options: Any) -> tuple[Any, ...]:
             before = self._start()
@@ -64,7 +64,7 @@ class Peak:
                 self.logits = resident("VmHWM") - before
 
             hidden.register_hook(done)
-            return scores_of(model, hidden, *rest, **options)
+            return log_probs_of(model, hidden, *rest, **options)
 
         output_layer.PolicyModel.log_probs = log_probs  # type: ignore[method-assign]  # only watched
 

@@ -126,7 +126,7 @@ class Watch:
     def restart_with(self, restart: Any) -> None:
         self.restart = restart
 
-    def explain(self, *, engines: bool) -> SlimeError | None:
+    def explain(self, *, engines: bool = True, ray_alone: bool = False) -> SlimeError | None:  # noqa: ARG002 - the watch's
         return self.engine if engines and self.engine is not None else self.rank
 
     def stacks(self, error: DeadlineError) -> str:
@@ -397,6 +397,12 @@ def test_a_stopped_rank_explains_a_deadline_that_names_it_or_another() -> None:
         with pytest.raises(ProcessDiedError, match="is stopped") as caught:
             bench.recovery.blame_first_cause(DeadlineError(f"training: no answer after 9 s: {late} (log: a.log)."))
         assert late in caught.value.__notes__[0]
+
+
+def test_a_daemon_of_ray_that_was_stopped_is_not_said_to_be_killed_since_the_watch_did_that() -> None:
+    bench = Bench()
+    bench.watch.rank = ClusterError("Ray's control service (gcs_server) (pid 7) was killed by SIGKILL.")
+    bench.recovery.blame_first_cause(ClusterError("Ray's control service (gcs_server) (pid 7 on host) is stopped."))
 
 
 def test_what_the_watch_has_raised_is_not_raised_from_itself() -> None:

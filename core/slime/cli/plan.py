@@ -145,6 +145,8 @@ def _devices(checked: Preflight) -> str:
         return "cpu: every rank and engine is a process of this machine"
     where = "this machine" if config.cluster.ray_address is None else f"the cluster {config.cluster.ray_address}"
     devices = f"{demand.devices} {demand.resource}s of {where}"
+    if demand.shares and demand.engines and not config.cluster.colocate:  # on CPUs, at the same time or in turn
+        return f"{devices}, shared by training and engines"
     if demand.shares and demand.engines:
         return f"{devices}, on {demand.of_engines} of which training and engines take turns"
     return f"{devices}: {demand.ranks} for training + {demand.of_engines} for engines"

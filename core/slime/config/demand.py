@@ -18,7 +18,7 @@ class Demand:
     ranks: int
     engines: int
     per_engine: int
-    #: whether engines and trainer use the same devices in turn, as they do on CPUs
+    #: whether engines and trainer use the same devices, as they do on CPUs
     shares: bool
 
     @classmethod

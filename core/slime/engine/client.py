@@ -334,7 +334,7 @@ class HttpPolicyClient:
             attempt += 1
 
     def _opened_http(self) -> aiohttp.ClientSession:
-        """The connections, made on first use because it belongs to the running event loop."""
+        """The connections, made on first use because they belong to the running event loop."""
         if self._http is None:
             self._http = aiohttp.ClientSession(
                 # The slots limit requests; a limit here would make them wait inside their time limit.

@@ -57,7 +57,7 @@ class Rollout:
     tracebacks: list[str] = field(default_factory=list)
     #: what `--passive-checks` found out about components
     findings: list[str] = field(default_factory=list)
-    #: what the trainer reads; in the driver a reference to it in Ray's object store
+    #: what the trainer reads, once the rollout is complete; in the driver a reference to it in Ray's object store
     batch: TrainBatch | ObjectRef[TrainBatch] = None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -358,8 +359,7 @@ class Recovery:
         else:
             engines = self.may_be_of_engine(error)
             cause = self._watch.explain(engines=engines) or (self._dead_engine() if engines else None)
-        # Up to its machine, the cause names one process. An error that names it too is what the watch raised.
-        if cause is None or str(cause).splitlines()[0].partition(" on ")[0] in str(error):
+        if cause is None or _names_same(cause, error):
             self._observer.ending(error)
             if stacks:
                 error.add_note(f"When the deadline passed:{stacks}")
@@ -381,6 +381,13 @@ class Recovery:
         except SlimeError:
             return None  # the engines' processes do not answer either, so the original error is more useful
         return EngineError("\n".join(failures)) if failures else None
+
+
+def _names_same(cause: SlimeError, error: SlimeError) -> bool:
+    """Whether the error is what the watch has raised of the cause. What ends with a process id names one process."""
+    first = str(cause).splitlines()[0]
+    named = re.match(r".*?\(pid \d+\b", first)
+    return (named[0] if named else first) in str(error)
 
 
 def _index(owner: str) -> int:

@@ -63,10 +63,11 @@ const inFile = {
     const groups = Object.entries(Object.groupBy(train.filter(s => s.step == newest), s => s.group_key));
     if (!groups.length) return { newest, step: newest, groups: 0 };
     const [key, some] = groups[n % groups.length];
-    const sorted = ordered(some, "-reward");
+    const rising = ordered(some, "reward");
+    const sorted = [...rising.filter(s => s.reward == null), ...rising.filter(s => s.reward != null)];
     return {
       ...{ newest, step: newest, groups: groups.length, key, size: fixed.sizes[key] },
-      ...{ rewards: some.map(s => s.reward).filter(r => r != null), best: sorted[0], worst: sorted[1] && sorted.at(-1) },
+      ...{ rewards: some.map(s => s.reward).filter(r => r != null), best: sorted.at(-1), worst: sorted[1] && sorted[0] },
     };
   },
   sample: ({ key }) => ({ sample: fixed.samples.find(s => s.key == key) }),
