@@ -208,6 +208,7 @@ def test_markdown_and_latex_are_drawn_on_request_and_hostile_texts_stay_texts(pa
         expect(drawn.locator("a, img, script, iframe")).to_have_count(0)
         assert drawn.evaluate("one => one.querySelector('msup').namespaceURI") == "http://www.w3.org/1998/Math/MathML"
     show("run/0")
+    expect(page.locator(".says .asked")).to_be_visible()  # its keys work when it is there
     page.keyboard.press("f")
     expect(page.locator(".says .formatted mfrac").first).to_be_attached()
     with page.expect_download() as caught:
