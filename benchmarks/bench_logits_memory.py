@@ -66,7 +66,7 @@ class Peak:
             hidden.register_hook(done)
             return log_probs_of(model, hidden, *rest, **options)
 
-        output_layer.PolicyModel.log_probs = log_probs  # type: ignore[method-assign]  # only watched
+        output_layer.PolicyModel.log_probs = log_probs  # type: ignore[method-assign]  # replaced by one that calls and watches it
 
     @property
     def added(self) -> int:
@@ -90,7 +90,7 @@ def use_way(way: str) -> None:
             found = chosen_rows(model, hidden, torch.arange(len(hidden)), every, **options)
             return tuple(one[rows] for one in found)
 
-        output_layer.PolicyModel.log_probs = log_probs  # type: ignore[method-assign]  # the way this one measures
+        output_layer.PolicyModel.log_probs = log_probs  # type: ignore[method-assign]  # replaced by the way that is measured
 
 
 def measure(folder: Path, way: str, prompt: int, response: int, trained: float, vocabulary: int) -> dict[str, float]:

@@ -41,9 +41,9 @@ def test_a_run_folder_may_move(slime: Slime, interrupted: Loop, monkeypatch: pyt
 
 
 def test_without_a_checkpoint_the_run_begins_again_in_its_folder(slime: Slime, words: list[str], loop: Loop) -> None:
-    loop.train = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+    loop.train = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]  # it fails
     assert slime(*words, "--run-name", "run").code == 130
-    del loop.train  # type: ignore[method-assign]
+    del loop.train  # type: ignore[method-assign]  # the class has it
     ended = slime("train", "--resume", str(RUN))
     assert ended.code == 0
     assert f"slime: note: {RUN} has no checkpoint yet: the run starts from the beginning" in ended.err

@@ -26,7 +26,7 @@ WATCHERS = (
     "kit/processes/",
     "rollout/stall.py",
     "run/token_log.py",
-    "run/checkpoint/retention.py",  # in a step, it is told the metrics
+    "run/checkpoint/retention.py",  # in a step, it notes the metrics
     "train/token_record.py",
     "engine/process.py",
     "engine/server.py",

@@ -50,8 +50,7 @@ def results(
     hidden, weight, targets, factors = numbers(rows, dtype)
     weight.main_grad = torch.zeros(weight.shape)  # type: ignore[attr-defined]  # as Megatron's DDP does
     layer = Layer()
-    vocabulary = {"temperature": 0.7, "vocab_size": VOCABULARY - 3, "group": None}
-    found = chunked_log_probs(hidden, weight, layer, targets, **vocabulary)  # type: ignore[arg-type]
+    found = chunked_log_probs(hidden, weight, layer, targets, temperature=0.7, vocab_size=VOCABULARY - 3, group=None)
     ((found[0] * factors[0]).sum() + (found[1] * factors[1]).sum() * int(entropy)).backward()
     assert hidden.grad is not None and weight.grad is not None
     total = weight.main_grad + weight.grad  # type: ignore[attr-defined]  # one of them is 0
