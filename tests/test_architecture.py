@@ -381,7 +381,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 
 def test_classes_in_backticks_exist() -> None:
-    """A class that docstrings and comments still name when it is gone stands nowhere without backticks."""
+    """Docstrings and comments name classes in backticks. The name of one that is gone is nowhere in the code."""
     code = [path for path in SOURCES if relative(path).startswith(("core/", "plugins/", "benchmarks/", "examples/"))]
     texts = {relative(path): path.read_text(encoding="utf-8") for path in code}
     known = FOREIGN_CLASS_NAMES.union(*map(words_outside_backticks, texts.values()))

@@ -23,7 +23,7 @@ class Demand:
 
     @classmethod
     def of(cls, config: RunConfig, *, ranks: int, num_engines: int) -> Demand:
-        """What a run asks for with so many training ranks and engines."""
+        """The demand of a run with this many training ranks and engines."""
         per_engine = config.cluster.rollout_num_gpus_per_engine
         num_engines = 0 if config.cluster.rollout_external_engine_addrs else num_engines
         shares = ranks > 0 and (config.cluster.colocate or not config.on_gpu)
@@ -47,7 +47,6 @@ class Demand:
     def check(self, nodes: Sequence[int]) -> None:
         """Raise `ConfigError` unless nodes that serve so many devices have enough of them in all."""
         if sum(nodes) < self.devices:
-            # How one says what nodes without GPUs serve.
             explained = " A device is one of Ray's CPUs: `ray start --num-cpus N` says how many a node serves."
             raise ConfigError(
                 f"the run needs {self.devices} {self.resource}s ({self}) and Ray sees {sum(nodes)}. Lower"

@@ -359,7 +359,7 @@ class Recovery:
         else:
             engines = self.may_be_of_engine(error)
             cause = self._watch.explain(engines=engines) or (self._dead_engine() if engines else None)
-        if cause is None or _names_same(cause, error):
+        if cause is None or _already_names(error, cause):
             self._observer.ending(error)
             if stacks:
                 error.add_note(f"When the deadline passed:{stacks}")
@@ -383,8 +383,8 @@ class Recovery:
         return EngineError("\n".join(failures)) if failures else None
 
 
-def _names_same(cause: SlimeError, error: SlimeError) -> bool:
-    """Whether the error is what the watch has raised of the cause. What ends with a process id names one process."""
+def _already_names(error: SlimeError, cause: SlimeError) -> bool:
+    """Whether an error names the process of a cause, by its id: then the watch has raised it already."""
     first = str(cause).splitlines()[0]
     named = re.match(r".*?\(pid \d+\b", first)
     return (named[0] if named else first) in str(error)
